@@ -140,7 +140,7 @@ echo "What to see: grpo learns the large reward, correctness, and neglects forma
 
 say "2. The groups"
 supervised "$python" -m verl_ext report "${runs[@]}" --window 5 --plot "$output/groups.png" \
-  --metrics reward/correctness/dead_groups reward/format/dead_groups
+  --metrics reward/correctness/zero_variance_group_fraction reward/format/zero_variance_group_fraction
 echo "What to see: the share of prompts from which a reward teaches nothing, because all answers earn the same."
 
 say "3. What other estimators would have done with the answers of the grpo run"

@@ -2,7 +2,7 @@
 
 import re
 
-NEEDED = {"saw": {"lowest": [-100.0, -100.0]}}
+NEEDED = {"saw": {"min_values": [-100.0, -100.0]}}
 """Settings that must be set, by estimator, for two rewards."""
 
 

@@ -40,7 +40,7 @@ def weighted_total(columns: Sequence[Sequence[float]], weights: Sequence[float])
     return totals
 
 
-def centred(values: Sequence[float], uids: Sequence[Hashable]) -> list[float]:
+def centered(values: Sequence[float], uids: Sequence[Hashable]) -> list[float]:
     out = [0.0] * len(values)
     for rows in groups(uids).values():
         mine = [values[row] for row in rows]
@@ -53,8 +53,8 @@ def centred(values: Sequence[float], uids: Sequence[Hashable]) -> list[float]:
 
 
 def over_std(values: Sequence[float], uids: Sequence[Hashable], epsilon: float) -> list[float]:
-    """Values (not centred yet) centred and divided by the unbiased std of their group."""
-    out = centred(values, uids)
+    """Values (not centered yet) centered and divided by the unbiased std of their group."""
+    out = centered(values, uids)
     for rows in groups(uids).values():
         mine = [values[row] for row in rows]
         if has_variance(mine):
@@ -66,7 +66,7 @@ def over_std(values: Sequence[float], uids: Sequence[Hashable], epsilon: float) 
 
 def over_mad(values: Sequence[float], uids: Sequence[Hashable], epsilon: float) -> list[float]:
     """`n_g (r - mean) / (sum_g |r - mean| + epsilon)`."""
-    out = centred(values, uids)
+    out = centered(values, uids)
     for rows in groups(uids).values():
         known = scored([out[row] for row in rows])
         deviation = math.fsum(abs(value) for value in known)
@@ -96,11 +96,11 @@ def learnt(values: Sequence[float]) -> list[float]:
 
 
 def grpo(total: Sequence[float], uids: Sequence[Hashable], *, norm_by_std: bool = True) -> list[float]:
-    return learnt(over_std(total, uids, 1e-6) if norm_by_std else centred(total, uids))
+    return learnt(over_std(total, uids, 1e-6) if norm_by_std else centered(total, uids))
 
 
 def drgrpo(total: Sequence[float], uids: Sequence[Hashable]) -> list[float]:
-    return learnt(centred(total, uids))
+    return learnt(centered(total, uids))
 
 
 def gdpo(
@@ -119,7 +119,7 @@ def gdpo(
     scalers = {
         "std": lambda column: over_std(column, uids, in_group),
         "mad": lambda column: over_mad(column, uids, in_group),
-        "none": lambda column: centred(column, uids),
+        "none": lambda column: centered(column, uids),
     }
     total = weighted_total([scalers[scale](column) for column in kept.values()], weights)
     cancel(total, uids)
@@ -151,7 +151,7 @@ def dgpo(
     elif norm_by_std:
         out = over_std(total, uids, 1e-6)
     else:
-        out = centred(total, uids)
+        out = centered(total, uids)
     valid = [rows for rows in groups(uids).values() if has_variance([total[row] for row in rows])]
     z = 1.0
     if valid and balance == "token" and sum(lengths[row] for rows in valid for row in rows) > 0:
@@ -225,7 +225,7 @@ class History:
 
 
 def maxrl(total: Sequence[float], uids: Sequence[Hashable], epsilon: float = 1e-6) -> list[float]:
-    out = centred(total, uids)
+    out = centered(total, uids)
     for rows in groups(uids).values():
         known = scored([total[row] for row in rows])
         for row in rows:
@@ -257,7 +257,7 @@ def gd2po(
     epsilon: float = 1e-6,
     norm_by_std: bool = True,
 ) -> list[float]:
-    scaled = [over_std(column, uids, epsilon) if norm_by_std else centred(column, uids) for column in columns.values()]
+    scaled = [over_std(column, uids, epsilon) if norm_by_std else centered(column, uids) for column in columns.values()]
     total = weighted_total(scaled, weights)
     for rows in groups(uids).values():
         dropped = []

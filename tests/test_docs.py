@@ -113,14 +113,14 @@ def test_the_estimator_of_the_contributors_page_works(monkeypatch):
     batch = Batch.of([[0], [1], [2], [9], [5], [5]], [*"aaaabb"], accuracy=[0, 0, 0, 1, 1, 1])
     assert build("robust", limited)(batch).advantages[3:].tolist() == [1.5, 0, 0]
     assert build("hadw", limited)(batch).state
-    listed = ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weigh_and_sum,scale_by_iqr]")
+    listed = ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weighted_sum,scale_by_iqr]")
     for contradicted in ("actor_rollout_ref.rollout.n=1", "algorithm.norm_adv_by_std_in_grpo=False"):
         assert says(judge(compose(*listed, contradicted)).errors, contradicted)
     assert judge(compose(*listed)).errors == ()
 
 
 def test_the_page_of_metrics_has_the_names_that_a_run_logs():
-    config = {"rewards": {"keys": ["hard", "easy"], "conditions": {"easy": {"on": "hard", "at_least": 1}}}}
+    config = {"rewards": {"keys": ["hard", "easy"], "conditions": {"easy": {"reward": "hard", "at_least": 1}}}}
     columns = {"score": [2.0, 1.0], "hard": [1.0, 0.0], "easy": [1.0, 1.0]}
     logged = set(metrics_of("gdpo", [2.0, 1.0], ["a", "a"], config=config, components=columns))
     for name in ("dgpo", "hadw"):

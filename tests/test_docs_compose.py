@@ -56,7 +56,7 @@ def test_the_named_estimator_as_the_page_writes_it(my_steps, tmp_path, monkeypat
     (tmp_path / "clipped_of_the_page.py").write_text(code)
     monkeypatch.setitem(ESTIMATORS, "clipped", "clipped_of_the_page")
     settings = Settings.parse({"rewards": {"keys": ["correctness", "format"]}, "clipped": {"limit": 1.5}})
-    same = {"steps": ["centre", "scale_by_std", "weigh_and_sum", {"step": "my_steps:Clip", "limit": 1.5}]}
+    same = {"steps": ["center", "scale_by_std", "weighted_sum", {"step": "my_steps:Clip", "limit": 1.5}]}
     listed = build("compose", Settings.parse({**settings.given, "compose": same}))
     assert build("clipped", settings)(BATCH).advantages.tolist() == listed(BATCH).advantages.tolist()
     warned = load("clipped").rule(settings, lambda _: "token-sum")
@@ -67,7 +67,7 @@ def test_the_named_estimator_as_the_page_writes_it(my_steps, tmp_path, monkeypat
 def test_the_list_in_yaml():
     (text,) = blocks("yaml")
     chain = build("compose", Settings.parse(yaml.safe_load(text)["algorithm"]))
-    names = ["centre", "scale_by_mad", "weigh_and_sum", "whiten", "weigh_by_difficulty"]
+    names = ["center", "scale_by_mad", "weighted_sum", "whiten", "weight_by_difficulty"]
     assert [step.name for step in chain.steps] == names
     assert chain.steps[-1].dqw_temp == 1.0
 

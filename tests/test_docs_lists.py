@@ -61,9 +61,9 @@ def gd2po(rollout: Rollout) -> list[float]:
 
 
 def saw(rollout: Rollout) -> list[float]:
-    lowest, variation = {"correctness": -3.0, "length": 0.0}, []
+    min_values, variation = {"correctness": -3.0, "length": 0.0}, []
     for key, column in rollout.columns.items():
-        known = [value - lowest[key] for value in reference.scored(column)]
+        known = [value - min_values[key] for value in reference.scored(column)]
         varies = reference.has_variance(known)
         variation.append(statistics.stdev(known) / (abs(statistics.fmean(known)) + 1e-8) if varies else 0.0)
     weights = [2 * c / (sum(variation) + 1e-8) for c in variation]
@@ -78,8 +78,8 @@ def dara(rollout: Rollout) -> list[float]:
 
 
 def over_common(rollout: Rollout, divisor_of: Callable[[list[list[float]]], float]) -> list[float]:
-    """The centred sum, divided by what a group's centred columns give; 0 where that is at most 1e-8."""
-    columns = [reference.centred(column, rollout.uids) for column in rollout.columns.values()]
+    """The centered sum, divided by what a group's centered columns give; 0 where that is at most 1e-8."""
+    columns = [reference.centered(column, rollout.uids) for column in rollout.columns.values()]
     total = reference.weighted_total(columns, [1.0] * len(columns))
     for rows in reference.groups(rollout.uids).values():
         divisor = divisor_of([[column[row] for row in rows] for column in columns])
@@ -94,7 +94,7 @@ def common_std(columns: list[list[float]]) -> float:
 
 
 def correlation(one: list[float], other: list[float]) -> float:
-    """Of centred values; a pair that is not scored adds nothing."""
+    """Of centered values; a pair that is not scored adds nothing."""
     norms = math.sqrt(math.prod(math.fsum(x * x for x in reference.scored(column)) for column in (one, other)))
     return math.fsum(reference.scored([x * y for x, y in zip(one, other, strict=True)])) / norms if norms else 0.0
 
@@ -125,8 +125,8 @@ def shorter(rollout: Rollout, rewards: list[float]) -> list[float]:
 # The rewards that a list takes, and the same in plain loops.
 PLAIN = {
     "RLOO": lambda it, r: left_one_out(r, it.uids),
-    "Lite PPO": lambda it, r: reference.centred(over_batch_std(r), it.uids),
-    "REINFORCE++-baseline": lambda it, r: reference.whitened(reference.centred(r, it.uids), it.lengths, "token", 1e-6),
+    "Lite PPO": lambda it, r: reference.centered(over_batch_std(r), it.uids),
+    "REINFORCE++-baseline": lambda it, r: reference.whitened(reference.centered(r, it.uids), it.lengths, "token", 1e-6),
     "MaxRL": lambda it, r: reference.maxrl(r, it.uids),
     "F-GRPO": lambda it, r: focal(reference.grpo(r, it.uids), it.uids, it.accuracy),
     "GD2PO": lambda it, r: gd2po(it),
@@ -186,9 +186,9 @@ def test_a_list_passes_the_check_of_a_run(title):
 
 MORE_LISTS = {
     **{title: algorithm["compose"]["steps"] for title, algorithm in LISTS.items()},
-    "of the message without a list": ["weigh_and_sum", "centre", "scale_by_std"],
-    "with mad": ["weigh_and_sum", "centre", "scale_by_mad"],
-    "of README": ["centre", "scale_by_mad", "weigh_and_sum", "whiten", "weigh_by_difficulty"],
+    "of the message without a list": ["weighted_sum", "center", "scale_by_std"],
+    "with mad": ["weighted_sum", "center", "scale_by_mad"],
+    "of README": ["center", "scale_by_mad", "weighted_sum", "whiten", "weight_by_difficulty"],
 }
 
 
@@ -196,7 +196,7 @@ MORE_LISTS = {
 @pytest.mark.parametrize("count", range(1, 7))
 def test_the_trial_sees_the_effect_of_any_number_of_weights(title, count):
     steps = [
-        step | {"lowest": [0.0] * count} if isinstance(step, dict) and "lowest" in step else step
+        step | {"min_values": [0.0] * count} if isinstance(step, dict) and "min_values" in step else step
         for step in MORE_LISTS[title]
     ]
     rewards = {"keys": [f"r{number}" for number in range(count)], "weights": [1.0, 0.5, 2.0, 1.0, 0.7, 0.3][:count]}

@@ -70,4 +70,4 @@ def test_a_setting_without_a_default_must_be_set(inheriting):
 
 def test_verls_setting_leaves_the_std_out_of_a_list_with_a_name():
     without = build("fgrpo", Settings.parse({"norm_adv_by_std_in_grpo": False}))
-    assert [step.name for step in without.steps] == ["weigh_and_sum", "centre", "weigh_by_focal"]
+    assert [step.name for step in without.steps] == ["weighted_sum", "center", "weight_by_focal"]

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from tests.facts import NEEDED, facts
-from verl_ext.core.batch import Requirement
+from verl_ext.core.batch import Condition
 from verl_ext.errors import ConfigurationError
 from verl_ext.registry import ESTIMATORS, build, changed, sections
 from verl_ext.settings import RewardsSettings, Settings, VerlExtSettings
@@ -15,7 +15,7 @@ from verl_ext.settings import RewardsSettings, Settings, VerlExtSettings
 SECTIONS = sections()
 NOT_A_STEP = {("compose", "steps"), ("drgrpo", "check_loss")}
 # A value other than the default, where the type does not give one.
-SPECIAL = {("gdpo", "epsilon"): 1e-4, ("hadw", "base"): "gdpo", ("saw", "lowest"): [0.0]}
+SPECIAL = {("gdpo", "epsilon"): 1e-4, ("hadw", "base"): "gdpo", ("saw", "min_values"): [0.0]}
 PLACES = [
     (name, item.name)
     for name, kind in SECTIONS.items()
@@ -58,7 +58,7 @@ def test_defaults_may_be_written_out_or_left_out() -> None:
 def test_settings_are_read_again_from_what_they_were_read_from() -> None:
     algorithm = {
         "rewards": {"keys": ("a", "b"), "weights": (1, 0.5), "accuracy_key": "a", "accuracy_threshold": -1}
-        | {"conditions": {"a": {True: "b", "at_least": 1}}},  # YAML reads `on` as True
+        | {"conditions": {"a": {"reward": "b", "at_least": 1}}},
         "gdpo": {"epsilon": 1e-4},
         "hadw": {"base": "gdpo", "lambda_scale": 1},
         "verl_ext": {"dump_dir": "x"},
@@ -66,7 +66,7 @@ def test_settings_are_read_again_from_what_they_were_read_from() -> None:
         "use_kl_in_reward": None,
     }
     settings = Settings.parse(algorithm, loss_agg_mode="token-sum")
-    conditions = {"a": Requirement("b", 1.0)}
+    conditions = {"a": Condition("b", 1.0)}
     assert settings.rewards == RewardsSettings(("a", "b"), (1.0, 0.5), "a", -1.0, conditions=conditions)
     assert settings.verl_ext == VerlExtSettings("x")
     stored = json.loads(json.dumps(settings.given))
@@ -101,41 +101,41 @@ def test_verls_names_name_the_same_rewards() -> None:
         ),
         ({"rewards": {"weights": [1.0]}}, ("1 reward weights", "0 reward keys")),
         ({"rewards": {"token_scores": True}}, ("token_scores", "algorithm.rewards.keys")),
-        ({"rewards": {"keys": ["a"], "by_turn": ["a"], "token_scores": True}}, ("token_scores",)),
+        ({"rewards": {"keys": ["a"], "per_turn": ["a"], "token_scores": True}}, ("token_scores",)),
         ({"rewards": {"keys": ["a"], "turn_discount": 0.9}}, ("turn_discount",)),
-        ({"rewards": {"by_item": ["b"]}}, ("algorithm.rewards.by_item", "'b'")),
+        ({"rewards": {"rubrics": ["b"]}}, ("algorithm.rewards.rubrics", "'b'")),
         *(
-            ({"rewards": {"keys": ["a", "b"], "by_item": ["b"], **more}}, (f"algorithm.rewards.{name}", "'b'"))
+            ({"rewards": {"keys": ["a", "b"], "rubrics": ["b"], **more}}, (f"algorithm.rewards.{name}", "'b'"))
             for name, more in (
-                ("by_turn", {"by_turn": ["a"]}),
+                ("per_turn", {"per_turn": ["a"]}),
                 ("accuracy_key", {"accuracy_key": "b"}),
                 ("token_scores", {"token_scores": True}),
-                ("conditions", {"conditions": {"b": {"on": "a", "at_least": 1}}}),
-                ("conditions", {"conditions": {"a": {"on": "b", "at_least": 1}}}),
+                ("conditions", {"conditions": {"b": {"reward": "a", "at_least": 1}}}),
+                ("conditions", {"conditions": {"a": {"reward": "b", "at_least": 1}}}),
             )
         ),
-        ({"rewards": {"by_turn": ["b"]}}, ("algorithm.rewards.by_turn", "'b'")),
-        ({"rewards": {"rejected": "drop"}}, ("algorithm.rewards.rejected", "'leave_out'")),
+        ({"rewards": {"per_turn": ["b"]}}, ("algorithm.rewards.per_turn", "'b'")),
+        ({"rewards": {"rejected": "drop"}}, ("algorithm.rewards.rejected", "'exclude'")),
         (
             {"rewards": {"keys": ["a"]}, "gdpo_reward_keys": ["a"]},
             ("algorithm.rewards.keys=['a']", "algorithm.gdpo_reward_keys=['a']"),
         ),
         *(
-            ({"rewards": {"keys": ["x", "y"], "by_turn": ["y"], "conditions": conditions}}, words)
+            ({"rewards": {"keys": ["x", "y"], "per_turn": ["y"], "conditions": conditions}}, words)
             for conditions, words in (
-                ({"x": {True: 3, "at_least": 1}}, ("algorithm.rewards.conditions.x.on", "3")),
+                ({"x": {"reward": 3, "at_least": 1}}, ("algorithm.rewards.conditions.x.reward", "3")),
                 (
-                    {"x": {"on": "xx", "at_least": 1}},
+                    {"x": {"reward": "xx", "at_least": 1}},
                     ("algorithm.rewards.conditions", "'xx'", "algorithm.rewards.keys=['x', 'y']"),
                 ),
-                ({"z": {"on": "x", "at_least": 1}}, ("algorithm.rewards.conditions", "'z'", "'y'")),
+                ({"z": {"reward": "x", "at_least": 1}}, ("algorithm.rewards.conditions", "'z'", "'y'")),
                 (
-                    {"x": {"on": "y", "at_least": 1}},
-                    ("algorithm.rewards.conditions", "'y'", "algorithm.rewards.by_turn"),
+                    {"x": {"reward": "y", "at_least": 1}},
+                    ("algorithm.rewards.conditions", "'y'", "algorithm.rewards.per_turn"),
                 ),
             )
         ),
-        ({"dgpo": {True: 1}}, ("algorithm.dgpo", "'on'")),
+        ({"dgpo": {True: 1}}, ("algorithm.dgpo", "'True'")),
     ],
     ids=str,
 )

@@ -5,7 +5,7 @@ Importing this package imports neither verl nor ray nor torch: every name below 
 - An estimator in code of your own: `build(name, Settings.parse({...}))(Batch.of(...), state)`, whose result has the
   advantages and the state for the next batch.
 - A step of your own: a frozen dataclass over `Step` with `apply`, or with `transform` that returns a `StepResult`;
-  `limited` declares a number with limits. A named estimator is a module, see `verl_ext.registry`.
+  `bounded` declares a number with limits. A named estimator is a module, see `verl_ext.registry`.
 """
 
 import importlib
@@ -16,15 +16,15 @@ __version__ = "0.3.0"
 _NAMES = {
     "verl_ext.core.batch": ("Batch",),
     "verl_ext.core.chain": ("Chain", "Step", "StepResult"),
-    "verl_ext.core.history": ("WeighByHistory",),
-    "verl_ext.core.items": ("by_item",),
-    "verl_ext.core.steps": ("Centre", "ScaleByMad", "ScaleByStd", "WeighAndSum"),
-    "verl_ext.core.totals": ("Balance", "WeighByDifficulty", "Whiten"),
-    "verl_ext.core.turns": ("Turns", "by_turn"),
-    "verl_ext.core.typed": ("limited",),
+    "verl_ext.core.history": ("WeightByHistory",),
+    "verl_ext.core.items": ("rubric",),
+    "verl_ext.core.steps": ("Center", "ScaleByMad", "ScaleByStd", "WeightedSum"),
+    "verl_ext.core.totals": ("Balance", "WeightByDifficulty", "Whiten"),
+    "verl_ext.core.turns": ("Turns", "per_turn"),
+    "verl_ext.core.typed": ("bounded",),
     "verl_ext.errors": (
         "CheckpointError",
-        "Complaint",
+        "Finding",
         "ConfigurationError",
         "DataError",
         "IntegrationError",

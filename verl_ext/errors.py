@@ -26,7 +26,7 @@ class CheckpointError(VerlExtError, RuntimeError):
     """Saved state is missing, damaged, or belongs to another run."""
 
 
-class Complaint(NamedTuple):
+class Finding(NamedTuple):
     """What a rule has against a configuration."""
 
     text: str

@@ -5,7 +5,7 @@ module may also have
 
 - `SECTION`, the dataclass of its settings, which are under `algorithm.<name>`;
 - `PRESET`, what `+verl_ext=<name>` sets beside `algorithm`, the loss of the paper for example;
-- `rule(settings, select)`, which yields a `Complaint` about verl's configuration; `select` reads an entry of it;
+- `rule(settings, select)`, which yields a `Finding` about verl's configuration; `select` reads an entry of it;
 - `bases()`, the estimators that it can build on; its setting `base` names the one in force.
 
 To add one to this package: a row, or a file in `verl_ext/estimators/` and its name in `BUILT_IN`. Another package
@@ -24,7 +24,7 @@ from typing import Any, TypeVar, get_type_hints
 from verl_ext.core.chain import Chain
 from verl_ext.core.steps import ScaleByStd
 from verl_ext.core.typed import make
-from verl_ext.errors import Complaint, ConfigurationError, nearest, unknown
+from verl_ext.errors import ConfigurationError, Finding, nearest, unknown
 from verl_ext.rows import ROWS
 from verl_ext.settings import COMMON, VERL_NAMES, Settings
 
@@ -58,7 +58,7 @@ class Estimator:
     chain: Callable[[Settings], Chain]
     section: type[Any]
     preset: Mapping[str, Any]
-    rule: Callable[[Settings, Callable[[str], Any]], Iterable[Complaint]]
+    rule: Callable[[Settings, Callable[[str], Any]], Iterable[Finding]]
     bases: Callable[[], Sequence[str]] | None
 
 
@@ -66,7 +66,7 @@ def build(name: str, settings: Settings) -> Chain:
     """Build the chain of an estimator from the settings.
 
     >>> [step.name for step in build("drgrpo", Settings()).steps]
-    ['weigh_and_sum', 'centre']
+    ['weighted_sum', 'center']
     """
     return load(name).chain(settings)
 
@@ -151,7 +151,7 @@ def entries() -> tuple[str, ...]:
     return (*COMMON, *ESTIMATORS, *VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward")
 
 
-def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[Complaint]:
+def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[Finding]:
     """Complain about each entry of `algorithm` that looks like one of ours; `known` are verl's.
 
     A name that only resembles one of our settings may be another package's: a warning.
@@ -168,4 +168,4 @@ def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[C
             text = f"algorithm.{key} is unknown and would be ignored: did you mean algorithm.{places[near]}?"
             # Short words are near to many: `data` to `dara`, and another package may have a `k`.
             clear = len(near) > 4 or (near != key and sorted(near) == sorted(key))
-            yield Complaint(text, fatal=clear and near in (key, places[near]))
+            yield Finding(text, fatal=clear and near in (key, places[near]))

@@ -9,8 +9,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from verl_ext.core.batch import SCORE, Requirement
-from verl_ext.core.typed import LARGEST_WEIGHT, limited, make, value_of
+from verl_ext.core.batch import SCORE, Condition
+from verl_ext.core.typed import LARGEST_WEIGHT, bounded, make, value_of
 from verl_ext.errors import ConfigurationError, listed
 
 VERL_NAMES: Mapping[str, str] = {"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"}
@@ -30,29 +30,29 @@ class RewardsSettings:
 
     keys: tuple[str, ...] | None = None
     """Names of the components; null: the trainer's score, with everything that the reward manager adds to it."""
-    weights: tuple[float, ...] | None = limited(None, low=-LARGEST_WEIGHT, high=LARGEST_WEIGHT)
+    weights: tuple[float, ...] | None = bounded(None, low=-LARGEST_WEIGHT, high=LARGEST_WEIGHT)
     """One weight per key; null: 1 each."""
     accuracy_key: str | None = None
     """The component that is the accuracy; null: `acc` if the reward function returns it, else a single key, else the
     `score` that the function returns, else the trainer's score."""
     accuracy_threshold: float | None = None
     """Values above it count as right; null: the values are an accuracy in [0, 1] already."""
-    by_turn: tuple[str, ...] | None = None
-    """Those of the keys that have an entry for each turn of a response, as `verl_ext.by_turn([...])` returns them."""
-    by_item: tuple[str, ...] | None = None
-    """Those of the keys that are lists of criteria, a number for each, as `verl_ext.by_item([...])` returns them."""
-    turn_discount: float = limited(1.0, low=0.0, high=1.0)
+    per_turn: tuple[str, ...] | None = None
+    """Those of the keys that have an entry for each turn of a response, as `verl_ext.per_turn([...])` returns them."""
+    rubrics: tuple[str, ...] | None = None
+    """Those of the keys that are lists of criteria, a number for each, as `verl_ext.rubric([...])` returns them."""
+    turn_discount: float = bounded(1.0, low=0.0, high=1.0)
     """What a reward counts one turn before it is earned."""
-    conditions: Mapping[str, Requirement] | None = None
-    """`{easy: {on: hard, at_least: 1.0}}`: `easy` counts only where `hard` reached the threshold."""
+    conditions: Mapping[str, Condition] | None = None
+    """`{easy: {reward: hard, at_least: 1.0}}`: `easy` counts only where `hard` reached the threshold."""
     token_scores: bool = False
     """Whether the trainer writes each reward into the batch as `token_level_scores_<key>`, for code of yours."""
-    rejected: Literal["keep", "leave_out"] = "keep"
+    rejected: Literal["keep", "exclude"] = "keep"
     """`keep`: responses that rollout correction rejected count in means, spreads and the accuracy; else they do not."""
     log: Literal["all", "keys", "none"] | None = None
     """Which rewards have metrics: all that the reward function returns, or those of `keys`; null: `all` with an
     estimator of this package, `keys` with one of verl's."""
-    accuracy_between: tuple[float, ...] | None = limited(None, low=0.0, high=1.0)
+    accuracy_between: tuple[float, ...] | None = bounded(None, low=0.0, high=1.0)
     """The least and the largest mean accuracy of a group that `filter_groups.metric=accuracy_between` keeps."""
 
     def __post_init__(self) -> None:
@@ -72,26 +72,27 @@ class RewardsSettings:
                 f"{where}.weights={list(self.weights)} are all 0, and so would be every advantage: give at least one "
                 "reward a weight"
             )
-        by_turn, on = set(self.by_turn or ()), {needed.on for needed in (self.conditions or {}).values()}
-        by_item, conditioned = set(self.by_item or ()), on.union(self.conditions or ())
-        for setting, names in {"by_turn": by_turn, "by_item": by_item, "conditions": conditioned}.items():
+        per_turn, on = set(self.per_turn or ()), {needed.reward for needed in (self.conditions or {}).values()}
+        rubrics, conditioned = set(self.rubrics or ()), on.union(self.conditions or ())
+        for setting, names in {"per_turn": per_turn, "rubrics": rubrics, "conditions": conditioned}.items():
             if missing := names - set(keys):
                 raise ConfigurationError(
                     f"{where}.{setting} names {listed(missing)}: add it to {where}.keys={list(keys)}"
                 )
-        if other := (on & by_turn) | (conditioned & by_item):
+        if other := (on & per_turn) | (conditioned & rubrics):
             raise ConfigurationError(
-                f"{where}.conditions name {listed(other)}, of {where}.by_turn or by_item: name rewards that are numbers"
+                f"{where}.conditions name {listed(other)}, of {where}.per_turn or rubrics: name "
+                "rewards that are numbers"
             )
-        lists = by_turn | by_item
-        clashes = {"by_turn": by_turn and by_item, "accuracy_key": {self.accuracy_key} & by_item}
+        lists = per_turn | rubrics
+        clashes = {"per_turn": per_turn and rubrics, "accuracy_key": {self.accuracy_key} & rubrics}
         clashes["token_scores"] = lists if self.token_scores else set()
         if wrong := [setting for setting, clash in clashes.items() if clash]:
             raise ConfigurationError(
                 f"{where}.{wrong[0]} does not work with the rewards {listed(lists)}, which are lists: remove one"
             )
-        if self.turn_discount != 1 and not self.by_turn:
-            raise ConfigurationError(f"{where}.turn_discount has no effect without {where}.by_turn: remove it")
+        if self.turn_discount != 1 and not self.per_turn:
+            raise ConfigurationError(f"{where}.turn_discount has no effect without {where}.per_turn: remove it")
         bounds = self.accuracy_between
         if bounds is not None and (len(bounds) != 2 or bounds[0] >= bounds[1]):
             raise ConfigurationError(
@@ -182,10 +183,9 @@ def entries_set(algorithm: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """Data that JSON can hold. YAML 1.1 reads the keys `on` and `off` as True and False."""
+    """Data that JSON can hold."""
     if isinstance(value, Mapping):
-        switches = {True: "on", False: "off"}
-        return {switches[key] if isinstance(key, bool) else str(key): _as_json(item) for key, item in value.items()}
+        return {str(key): _as_json(item) for key, item in value.items()}
     return [_as_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 

@@ -1,4 +1,4 @@
-"""Summarise a validation of verl: the mean of every reward, and pass@k.
+"""Summarize a validation of verl: the mean of every reward, and pass@k.
 
     python recipes/common/evaluation.py FOLDER --right correctness
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext import by_turn
+from verl_ext import per_turn
 from verl_ext.registry import INSTALLED
 
 SIZES = ("1024x1024", "2048x2048", "4096x4096", "6144x6144", "8192x1024", "16384x1024", "32768x1024")
@@ -46,12 +46,12 @@ def algorithm(name: str, turns: int) -> DictConfig:
     """
     keys: dict[str, object] = {"rewards": {"keys": ["correctness", "format"]}} if name in OVER_TWO else {}
     if turns and name in OURS:
-        keys = {"rewards": {"keys": ["correctness", "format"], "by_turn": ["format"], "accuracy_key": "acc"}}
+        keys = {"rewards": {"keys": ["correctness", "format"], "per_turn": ["format"], "accuracy_key": "acc"}}
     section = {"adv_estimator": name, "norm_adv_by_std_in_grpo": True, "use_kl_in_reward": False, **keys}
     if name == "verl gdpo":
         section["gdpo_reward_keys"] = ["correctness", "acc"]
     if name == "saw":
-        section["saw"] = {"lowest": [0.0, 0.0]}
+        section["saw"] = {"min_values": [0.0, 0.0]}
     config = {"algorithm": section, "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean"}}}
     return OmegaConf.create(config).algorithm
 
@@ -68,7 +68,7 @@ def batch(rows: int, length: int, kind: torch.dtype, turns: int) -> dict[str, ob
     for turn in range(1, turns):
         mask[torch.arange(rows), torch.from_numpy(lengths * turn // turns)] = 0
     if turns:
-        form = np.array([by_turn(entries) for entries in draw.integers(0, 2, (rows, turns))], dtype=object)
+        form = np.array([per_turn(entries) for entries in draw.integers(0, 2, (rows, turns))], dtype=object)
     rewards = torch.zeros(rows, length)
     rewards[torch.arange(rows), torch.from_numpy(lengths) - 1] = torch.from_numpy(correctness).float()
     uids = np.repeat(np.array([f"{group:032x}" for group in range(rows // GROUP)], dtype=object), GROUP)

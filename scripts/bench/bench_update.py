@@ -108,9 +108,9 @@ def draw(times: list[Times], path: Path) -> None:
     ax = figure.add_subplot()
     ax.plot([0, 1], [0, 1], color="0.6", label="time falls as the tokens do")
     ax.plot([0, 0.85], [0.15, 1], color="0.6", linestyle="--", label="the goal: 15 % above")
-    for way, colour in zip([*WAYS][1:], COLOURS, strict=False):
+    for way, color in zip([*WAYS][1:], COLOURS, strict=False):
         ratios = [row.seconds[way] / row.seconds["verl"] for row in times]
-        ax.plot([row.tokens[way] for row in times], ratios, "o", color=colour, label=way)
+        ax.plot([row.tokens[way] for row in times], ratios, "o", color=color, label=way)
     ax.set_title("Time of the update, by the tokens that it computes")
     ax.set(xlabel="tokens computed, as a share of all", ylabel="time, as a share of verl's")
     ax.legend(frameon=False)

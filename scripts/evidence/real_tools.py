@@ -28,7 +28,7 @@ from scipy import stats
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array, Groups, divide
-from verl_ext.core.steps import WeighByVariation
+from verl_ext.core.steps import WeightByVariation
 from verl_ext.tools.report.plot import COLOURS, dress
 from verl_ext.tools.tables import Table
 
@@ -100,12 +100,12 @@ class Run:
 def share(answers: pd.DataFrame) -> float:
     """What format explains of the variance of the advantages: what it adds to R², mean of before and after correctness.
 
-    The regression, over all answers, is that of the advantage on the rewards normalised in their groups.
+    The regression, over all answers, is that of the advantage on the rewards normalized in their groups.
     """
     groups, values = Groups.of(answers.name.tolist()), answers[REWARDS].to_numpy(float)
     mean, varies = groups.variation(values)
-    centred = np.where(groups.broadcast(varies), values - groups.broadcast(mean), 0.0)
-    rewards = divide(centred, groups.broadcast(groups.std(centred)))
+    centered = np.where(groups.broadcast(varies), values - groups.broadcast(mean), 0.0)
+    rewards = divide(centered, groups.broadcast(groups.std(centered)))
     advantages = answers.advantage.to_numpy(float)
     correctness, form, both = (fit(advantages, rewards[:, chosen]) for chosen in ([0], [1], [0, 1]))
     return (form + both - correctness) / 2
@@ -160,7 +160,7 @@ def saw_weights(runs: Sequence[Run]) -> Table:
     for run in runs:
         for step, rows in run.answers.groupby("step"):
             batch = Batch.of(rows[REWARDS].to_numpy(float), rows.name.tolist(), keys=REWARDS)
-            weights = WeighByVariation(lowest=(-3.0, 0.0)).transform(batch.returns, batch, None).metrics
+            weights = WeightByVariation(min_values=(-3.0, 0.0)).transform(batch.returns, batch, None).metrics
             span = next(f"to {last}" for last in SPANS if step <= last)
             found.setdefault((f"{run.start}-{run.arm}", span), []).append(weights["weight/format"])
     arms = dict.fromkeys(arm for arm, _ in found)
@@ -217,10 +217,10 @@ def draw(path: Path) -> None:
         for ax, reward in zip(row, ("format", "correctness"), strict=True):
             for run in runs:
                 if run.start == start and run.arm in LINES:
-                    colour, style = LINES[run.arm]
+                    color, style = LINES[run.arm]
                     means = run.answers.groupby((run.answers.step - 1) // WIDTH)[reward].mean()
                     steps = WIDTH * means.index + (WIDTH + 1) / 2
-                    ax.plot(steps, means, style, color=colour, label=run.arm if run.seed in ("1", "5") else None)
+                    ax.plot(steps, means, style, color=color, label=run.arm if run.seed in ("1", "5") else None)
             dress(ax, f"{reward}, from the {title}", "mean reward")
             ax.set_xlabel("training step")
             ax.legend(frameon=False)

@@ -39,9 +39,9 @@ def turns(data_source, solution_str, ground_truth, extra_info, plain=False):
     return {"score": 0.0, "correct": 0.0, "format": entries if plain else str(entries)}
 
 def items(data_source, solution_str, ground_truth, extra_info, wrong=None):
-    from verl_ext import by_item
+    from verl_ext import rubric
     met = [0] if wrong == "fewer" and not solution_str else [solution_str == ground_truth, 0.5]
-    return {"score": 0.0, "correct": 0.0, "format": met if wrong == "plain" else by_item(met, [3, -1][:len(met)])}
+    return {"score": 0.0, "correct": 0.0, "format": met if wrong == "plain" else rubric(met, [3, -1][:len(met)])}
 
 def random(**given):
     found = next(calls)

@@ -15,7 +15,7 @@ MINE = """
 hydra: {searchpath: ['pkg://verl.trainer.config']}
 defaults: [ppo_trainer, verl_ext: gdpo, _self_]
 algorithm:
-  rewards: {keys: [acc, format], weights: [1, 0.5], conditions: {format: {on: acc, at_least: 0.5}}}
+  rewards: {keys: [acc, format], weights: [1, 0.5], conditions: {format: {reward: acc, at_least: 0.5}}}
   gdpo: {whiten: token}
 actor_rollout_ref: {actor: {use_dynamic_bsz: True}, rollout: {n: 8}}
 """
@@ -41,7 +41,7 @@ def test_it_prints_the_run_as_it_will_be(check, tmp_path):
         lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines()}
         assert status == 0
         assert lines["estimator"] == "gdpo"
-        assert lines["steps"] == "centre, scale_by_std, weigh_and_sum, whiten over token"
+        assert lines["steps"] == "center, scale_by_std, weighted_sum, whiten over token"
         assert lines["rewards"] == "1 acc, 0.5 format where acc is at least 0.5"
         assert lines["loss"].startswith("vanilla, loss_agg_mode=token-mean")
         assert "--try-reward" in lines["untried"]

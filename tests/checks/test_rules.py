@@ -10,7 +10,7 @@ from tests.configs import compose_quickly as compose
 from verl_ext import hooks
 from verl_ext.checks import losses, rules
 from verl_ext.checks.judge import check_run, judge, log_run
-from verl_ext.errors import Complaint, ConfigurationError, IntegrationError
+from verl_ext.errors import ConfigurationError, Finding, IntegrationError
 
 ACTOR = "actor_rollout_ref.actor"
 KEYS = "+algorithm.rewards.keys=[acc,format]"
@@ -39,27 +39,27 @@ ONE = "+algorithm.rewards.keys=[correctness]"
 STD = "algorithm.norm_adv_by_std_in_grpo=False"
 RLOO = "algorithm.adv_estimator=rloo"
 COMPOSE = "algorithm.adv_estimator=compose"
-TURNS = "+algorithm.rewards.by_turn=[format]"
+TURNS = "+algorithm.rewards.per_turn=[format]"
 CALLS = (
     "algorithm.rewards.keys=[acc,tool_rewards]",
-    "+algorithm.rewards.by_turn=[tool_rewards]",
+    "+algorithm.rewards.per_turn=[tool_rewards]",
     "actor_rollout_ref.rollout.multi_turn.max_parallel_calls=2",
 )
-ITEMS = "+algorithm.rewards.by_item=[format]"
-ITEMS_ACC = "+algorithm.rewards.by_item=[acc]"
+ITEMS = "+algorithm.rewards.rubrics=[format]"
+ITEMS_ACC = "+algorithm.rewards.rubrics=[acc]"
 WEIGHTS = "+algorithm.rewards.weights=[1,2]"
 HADW_RVPO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=rvpo", "+algorithm.rewards.accuracy_key=acc")
 PENALTY = ("+algorithm.rewards.keys=[format]", "+algorithm.rewards.weights=[-1]")
-SAW = "+algorithm.saw.lowest=[0,0]"
-BY_BATCH = "+algorithm.compose.steps=[divide_by_batch_std,weigh_and_sum,centre]"
+SAW = "+algorithm.saw.min_values=[0,0]"
+BY_BATCH = "+algorithm.compose.steps=[divide_by_batch_std,weighted_sum,center]"
 HADW_GD2PO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gd2po")
-BATCH_STD = "+algorithm.compose.steps=[weigh_and_sum,divide_by_batch_std,centre]"
+BATCH_STD = "+algorithm.compose.steps=[weighted_sum,divide_by_batch_std,center]"
 REJECTING = "+algorithm.rollout_correction.rollout_rs=token_k1"
 HOOKS = "+trainer.pre_advantage_hooks={mine:{hook_class:my_package.Mine}}"
 KL = "algorithm.use_kl_in_reward=True"
-OWN_SUM = "+algorithm.compose.steps=['tests.integration.own_steps:Lowest',centre]"
-ACCURACY_BY_TURN = "+algorithm.rewards.by_turn=[acc]"
-CONDITIONS = "+algorithm.rewards.conditions={format:{on:acc,at_least:1}}"
+OWN_SUM = "+algorithm.compose.steps=['tests.integration.own_steps:Lowest',center]"
+ACCURACY_BY_TURN = "+algorithm.rewards.per_turn=[acc]"
+CONDITIONS = "+algorithm.rewards.conditions={format:{reward:acc,at_least:1}}"
 SINGLE = "actor_rollout_ref.rollout.n=1"
 OWN = "tests.integration.own_steps"
 SHORT = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=1000")
@@ -79,26 +79,26 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("interpolation", (*GDPO, "+algorithm.gdpo.epsilon=${nothing}"), ("algorithm.gdpo", "cannot be read")),
     ("verl's names", VERLS, ("gdpo_reward_keys", "algorithm.gdpo.whiten=token", "algorithm.gdpo.whiten=sequence")),
     ("verl's weights below hadw", (*HADW_GDPO, KEYS, "+algorithm.gdpo_reward_weights=[1,2]"), ("gdpo.whiten=token",)),
-    ("turns under verl's grpo", (GRPO, KEYS, TURNS), ("algorithm.rewards.by_turn", "grpo")),
-    ("turns of calls", (*GDPO, *CALLS), ("tool_rewards", "max_parallel_calls=1", "by_turn([...])")),
-    ("turns and rejection", (*GDPO, TURNS, REJECTING, "trainer.use_v1=False"), ("by_turn", "rollout_rs")),
-    ("turns and hooks", (*GDPO, TURNS, HOOKS, "trainer.use_v1=False"), ("by_turn", "pre_advantage_hooks")),
-    ("turns and any reward", (*GDPO, TURNS, FILTER, ANY_REWARD), ("by_turn", "any_reward", "accuracy_between")),
-    ("items under verl's grpo", (GRPO, KEYS, ITEMS), ("algorithm.rewards.by_item", "grpo")),
-    ("items and any reward", (*GDPO, ITEMS, FILTER, ANY_REWARD), ("by_item", "any_reward", "accuracy_between")),
-    ("items as the accuracy", (*HADW_GDPO, KEYS, ITEMS_ACC), ("by_item", "'acc'", "rewards.accuracy_key")),
-    ("items that conflict", ("algorithm.adv_estimator=gd2po", KEYS, ITEMS), ("by_item", "drop_conflicts", "gd2po")),
-    ("items below hadw", (*HADW_GD2PO, KEYS, ITEMS, ACC), ("by_item", "drop_conflicts", "hadw")),
-    ("items of saw", ("algorithm.adv_estimator=saw", SAW, KEYS, ITEMS), ("by_item", "weigh_by_variation")),
-    ("items of dara", ("algorithm.adv_estimator=dara", KEYS, ITEMS), ("by_item", "weigh_by_density")),
-    ("items by batch", (COMPOSE, KEYS, ITEMS, BY_BATCH), ("by_item", "divide_by_batch_std")),
+    ("turns under verl's grpo", (GRPO, KEYS, TURNS), ("algorithm.rewards.per_turn", "grpo")),
+    ("turns of calls", (*GDPO, *CALLS), ("tool_rewards", "max_parallel_calls=1", "per_turn([...])")),
+    ("turns and rejection", (*GDPO, TURNS, REJECTING, "trainer.use_v1=False"), ("per_turn", "rollout_rs")),
+    ("turns and hooks", (*GDPO, TURNS, HOOKS, "trainer.use_v1=False"), ("per_turn", "pre_advantage_hooks")),
+    ("turns and any reward", (*GDPO, TURNS, FILTER, ANY_REWARD), ("per_turn", "any_reward", "accuracy_between")),
+    ("items under verl's grpo", (GRPO, KEYS, ITEMS), ("algorithm.rewards.rubrics", "grpo")),
+    ("items and any reward", (*GDPO, ITEMS, FILTER, ANY_REWARD), ("rubrics", "any_reward", "accuracy_between")),
+    ("items as the accuracy", (*HADW_GDPO, KEYS, ITEMS_ACC), ("rubrics", "'acc'", "rewards.accuracy_key")),
+    ("items that conflict", ("algorithm.adv_estimator=gd2po", KEYS, ITEMS), ("rubrics", "drop_conflicts", "gd2po")),
+    ("items below hadw", (*HADW_GD2PO, KEYS, ITEMS, ACC), ("rubrics", "drop_conflicts", "hadw")),
+    ("items of saw", ("algorithm.adv_estimator=saw", SAW, KEYS, ITEMS), ("rubrics", "weight_by_variation")),
+    ("items of dara", ("algorithm.adv_estimator=dara", KEYS, ITEMS), ("rubrics", "weight_by_density")),
+    ("items by batch", (COMPOSE, KEYS, ITEMS, BY_BATCH), ("rubrics", "divide_by_batch_std")),
     ("weights of rvpo below hadw", (*HADW_RVPO, KEYS, WEIGHTS), ("rewards.weights", "no effect")),
     ("a negative weight of rvpo", ("algorithm.adv_estimator=rvpo", *PENALTY), ("rewards.weights", "no effect")),
-    ("a list as the filter", (*GDPO, ITEMS, FILTER, "+algorithm.filter_groups.metric=format"), ("by_item", "metric")),
+    ("a list as the filter", (*GDPO, ITEMS, FILTER, "+algorithm.filter_groups.metric=format"), ("rubrics", "metric")),
     ("weights of rvpo", ("algorithm.adv_estimator=rvpo", KEYS, WEIGHTS), ("rewards.weights", "no effect")),
     ("turns and KL", ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, TURNS, KL), ("use_kl_in_reward", "by turn")),
-    ("KL and a sum of one's own", (COMPOSE, OWN_SUM, KEYS, KL), ("use_kl_in_reward", "weigh_and_sum")),
-    ("turns as the accuracy", (*HADW_GDPO, KEYS, ACCURACY_BY_TURN), ("by_turn", "'acc'", "rewards.accuracy_key")),
+    ("KL and a sum of one's own", (COMPOSE, OWN_SUM, KEYS, KL), ("use_kl_in_reward", "weighted_sum")),
+    ("turns as the accuracy", (*HADW_GDPO, KEYS, ACCURACY_BY_TURN), ("per_turn", "'acc'", "rewards.accuracy_key")),
     ("no keys", ("algorithm.adv_estimator=gdpo",), ("gdpo", "'algorithm.rewards.keys=[...]'")),
     ("setting of rloo", (RLOO, "+algorithm.verl_ext.skip_zero_advantge=True"), ("'skip_zero_advantage'",)),
     ("section not in force", (*GDPO, "+algorithm.dgpo.dqw_tmp=1"), ("algorithm.dgpo", "'dqw_temp'")),
@@ -135,10 +135,10 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("one response, not only validated", ("algorithm.adv_estimator=hadw", SINGLE, *TRAINS), ("rollout.n=1",)),
     ("no keys, only validated", ("algorithm.adv_estimator=gdpo", VAL_ONLY), ("algorithm.rewards.keys",)),
     *(
-        (f"one by {step}", (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{step}]", SINGLE), ("rollout.n=1",))
+        (f"one by {step}", (COMPOSE, f"+algorithm.compose.steps=[weighted_sum,{step}]", SINGLE), ("rollout.n=1",))
         for step in ("divide_by_mean", f"{OWN}:Middle")
     ),
-    ("step", (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{OWN}:Broken]"), ("KeyError", "own_steps.py")),
+    ("step", (COMPOSE, f"+algorithm.compose.steps=[weighted_sum,{OWN}:Broken]"), ("KeyError", "own_steps.py")),
     ("filter elsewhere", (*GDPO, FILTER, ANY_REWARD, "trainer.use_v1=False"), ("trainer.use_v1",)),
     ("filter without bounds", (GRPO, FILTER, BETWEEN), ("accuracy_between",)),
     ("filter without an accuracy", (GRPO, FILTER, BETWEEN, BOUNDS), ("rewards.accuracy_key",)),
@@ -153,7 +153,7 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("section of rloo", (RLOO, "+algorithm.dgpo.dqw_tmp=1"), ("algorithm.dgpo", "'dqw_temp'")),
     ("weights of verl's PF-PPO", (*GDPO, "algorithm.use_pf_ppo=True"), ("use_pf_ppo=False", "no effect")),
     ("PF-PPO on the default trainer", ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=True"), ("of others",)),
-    ("rejected rows of grpo", (GRPO, KEYS, "+algorithm.rewards.rejected=leave_out"), ("rewards.rejected", "grpo")),
+    ("rejected rows of grpo", (GRPO, KEYS, "+algorithm.rewards.rejected=exclude"), ("rewards.rejected", "grpo")),
     ("estimator registered elsewhere", ("algorithm.adv_estimator=my_method",), ("'my_method'", "trainer's process")),
     ("estimator named as verl's", ("algorithm.adv_estimator=grpo2",), ("'grpo2'", "trainer's process")),
     ("something like a setting", (*GDPO, "+algorithm.scales=[1]"), ("algorithm.scales", "gdpo.scale")),
@@ -211,7 +211,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
         *("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", f"{ACTOR}.use_kl_loss=True"),
     ),
     "KL of one combined reward": ("algorithm.adv_estimator=drgrpo", *DRGRPO, "algorithm.use_kl_in_reward=True"),
-    "the centre of a list without std": (COMPOSE, "+algorithm.compose.steps=[weigh_and_sum,centre]", STD),
+    "the center of a list without std": (COMPOSE, "+algorithm.compose.steps=[weighted_sum,center]", STD),
     "a preset beside another": ("+verl_ext=[separate_async,hadw]",),
     "grpo with logged rewards": (GRPO, TWO, GSM8K),
     "any_reward": (*GDPO[:1], "+algorithm.rewards.keys=[acc]", FILTER, ANY_REWARD),
@@ -300,8 +300,8 @@ def test_all_errors_are_said_at_once():
 
 
 def rule_of_a_plugin(run):
-    yield Complaint(f"no GPU for {run.name}")
-    yield Complaint("slow", fatal=False)
+    yield Finding(f"no GPU for {run.name}")
+    yield Finding("slow", fatal=False)
 
 
 @pytest.mark.parametrize("every", [True, False])

@@ -110,7 +110,7 @@ def test_no_row_or_no_function_is_no_trial(tried):
 
 def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path):
     (tmp_path / "answers.jsonl").write_text('"1 0 1"\n"2 2"\n')
-    given = ("algorithm.rewards.by_turn=[format]", f"{FUNCTION}.name=turns", f"--answers={tmp_path}/answers.jsonl")
+    given = ("algorithm.rewards.per_turn=[format]", f"{FUNCTION}.name=turns", f"--answers={tmp_path}/answers.jsonl")
     status, out = tried(*given)
     assert status == 0, out
     (line,) = (line for line in out.splitlines() if line.strip().startswith("format"))
@@ -118,17 +118,17 @@ def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path):
     assert "0 to 1" in line
     status, out = tried(*given, f"+{FUNCTION}.reward_kwargs.plain=True")
     assert status == 1
-    assert "by_turn([...])" in out
+    assert "per_turn([...])" in out
 
 
 def test_rewards_by_item_are_shown_and_what_is_wrong_with_them_is_told(tried, tmp_path):
-    given = ("algorithm.rewards.by_item=[format]", f"{FUNCTION}.name=items")
+    given = ("algorithm.rewards.rubrics=[format]", f"{FUNCTION}.name=items")
     status, out = tried(*given)
     assert status == 0, out
     (line,) = (line for line in out.splitlines() if line.strip().startswith("format"))
     assert "by item, 2 to 2 entries" in line
     assert "0 to 1" in line
-    for wrong, words in (("plain", ("by_item([...]", "'format'")), ("fewer", (f"row 0 of {tmp_path}", "'format'"))):
+    for wrong, words in (("plain", ("rubric([...]", "'format'")), ("fewer", (f"row 0 of {tmp_path}", "'format'"))):
         status, out = tried(*given, f"+{FUNCTION}.reward_kwargs.wrong={wrong}")
         assert status == 1
         assert a_line_says(out, *words)
@@ -229,13 +229,15 @@ def test_the_form_that_the_function_reads_is_said_and_a_constant_reward(given, t
     words = (f"{FUNCTION}.name=never",)
     _, out = given(["1", "2"], words=words)
     assert a_line_says(out, "truths", "`#### 1`", "correct=1.0", "2 of 2")
-    assert a_line_says(out, "look", "format=1.0", f"{tmp_path}/reward.py", "reward_model.ground_truth", "--answer-form")
+    assert a_line_says(
+        out, "look", "format=1.0", f"{tmp_path}/reward.py", "reward_model.ground_truth", "--answer-template"
+    )
     assert not a_line_says(out, "look", "score=0.0")
-    words += ("--answer-form", "It is {}", f"{FUNCTION}.name=returns", f"+{FUNCTION}.reward_kwargs.score=0")
+    words += ("--answer-template", "It is {}", f"{FUNCTION}.name=returns", f"+{FUNCTION}.reward_kwargs.score=0")
     status, out = given(["1", "2"], words=words)
     assert a_line_says(out, "look", "correct=1.0", "`It is {}`")
     assert (status, given(["1", "2"], words=(*words, "--strict"))[0]) == (0, 1)
-    assert given(["1"], words=("--answer-form", "It is"))[0] == 1
+    assert given(["1"], words=("--answer-template", "It is"))[0] == 1
 
 
 def test_a_filter_of_groups_by_what_the_function_does_not_return_is_said(tried):

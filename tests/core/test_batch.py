@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.facts import facts
-from verl_ext.core.batch import Batch, Requirement, unit_accuracy
+from verl_ext.core.batch import Batch, Condition, unit_accuracy
 from verl_ext.errors import ConfigurationError, DataError
 
 NAN, INF = math.nan, math.inf
@@ -102,4 +102,4 @@ def test_a_response_is_one_output_if_nothing_else_is_said():
 @pytest.mark.parametrize(("key", "on"), [("easi", "hard"), ("easy", "hart")])
 def test_a_condition_on_what_is_no_reward_is_an_error_with_the_nearest_name(key, on):
     with pytest.raises(ConfigurationError, match=facts("easy", "hard")):
-        Batch.of([[0, 1]], "a", keys=("hard", "easy"), conditions={key: Requirement(on, 1.0)})
+        Batch.of([[0, 1]], "a", keys=("hard", "easy"), conditions={key: Condition(on, 1.0)})

@@ -9,8 +9,8 @@ import pytest
 from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step, StepResult, plain_state
-from verl_ext.core.history import WeighByHistory
-from verl_ext.core.steps import Centre, WeighAndSum
+from verl_ext.core.history import WeightByHistory
+from verl_ext.core.steps import Center, WeightedSum
 from verl_ext.errors import CheckpointError, ConfigurationError
 
 
@@ -27,12 +27,12 @@ class Count(Step):
         return StepResult(values, state + 1, {"rows": 1.0, "reward/max": 3.0})
 
 
-ALL = Chain((WeighAndSum(), Centre(), Count(), WeighByHistory()))
-SEEN = {"anchor": "soft", "value": 0.5, "window": [0.5], "ticks": 1}
+ALL = Chain((WeightedSum(), Center(), Count(), WeightByHistory()))
+SEEN = {"anchor": "soft", "value": 0.5, "window": [0.5], "updates": 1}
 
 
 def test_a_state_of_the_same_steps_passes():
-    for state in ({"count": 2}, {"count": 2, "weigh_by_history": SEEN}):
+    for state in ({"count": 2}, {"count": 2, "weight_by_history": SEEN}):
         ALL.check_state(state)
 
 
@@ -40,10 +40,10 @@ def test_a_state_of_the_same_steps_passes():
     ("state", "told"),
     [
         ({"count": 2, "whiten": 1}, ("'whiten'", "another estimator")),
-        ({"centre": 1}, ("'centre'", "another estimator")),  # a step that remembers nothing
+        ({"center": 1}, ("'center'", "another estimator")),  # a step that remembers nothing
         (["count"], ("must map steps to states", "['count']")),
         ({}, ("must map steps to states", "{}")),
-        ({"weigh_by_history": {}}, ("weigh_by_history", "damaged")),
+        ({"weight_by_history": {}}, ("weight_by_history", "damaged")),
     ],
 )
 def test_a_state_from_which_no_step_can_go_on_is_refused(state, told):
@@ -56,7 +56,7 @@ def test_each_step_gets_its_own_state_back():
     first = ALL(batch)
     second = ALL(batch, first.state)
     assert [result.state["count"] for result in (first, second)] == [1, 2]
-    assert second.state["weigh_by_history"]["ticks"] == 2
+    assert second.state["weight_by_history"]["updates"] == 2
     assert {"rows", "reward/max", "capability_prior"} <= set(first.metrics)
 
 
@@ -73,7 +73,7 @@ def test_the_rewards_of_a_batch_are_read_only():
             return values
 
     with pytest.raises(ValueError, match="read-only"):
-        Chain((Doubles(), WeighAndSum()))(batch)
+        Chain((Doubles(), WeightedSum()))(batch)
     mine *= 2  # the caller's own array stays writable
 
 
@@ -94,16 +94,16 @@ def test_a_step_that_returns_another_shape_is_named(returned, shown):
         def apply(self, values, batch):
             return returned(values)
 
-    for steps in ((WeighAndSum(), Odd()), (WeighAndSum(), Odd(), Centre())):
+    for steps in ((WeightedSum(), Odd()), (WeightedSum(), Odd(), Center())):
         with pytest.raises(ConfigurationError, match=facts("step 'odd'", *shown)):
             Chain(steps)(Batch.of([[1], [2]], ["g"] * 2))
 
 
 def test_a_chain_must_end_with_one_value():
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"))
-    with pytest.raises(ConfigurationError, match=facts("['centre']", 2, "weigh_and_sum")):
-        Chain((Centre(),))(batch)
-    with pytest.raises(ConfigurationError, match=facts("[]", "weigh_and_sum")):
+    with pytest.raises(ConfigurationError, match=facts("['center']", 2, "weighted_sum")):
+        Chain((Center(),))(batch)
+    with pytest.raises(ConfigurationError, match=facts("[]", "weighted_sum")):
         Chain(())(Batch.of([[1]], ["g"]))
     assert Chain(()).per_reward
 

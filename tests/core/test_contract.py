@@ -10,32 +10,32 @@ from hypothesis import strategies as st
 from tests.batches import Rollout, rollouts
 from verl_ext.core import lists, many, steps, totals
 from verl_ext.core.batch import Batch
-from verl_ext.core.history import WeighByHistory
+from verl_ext.core.history import WeightByHistory
 
 # Each kind of a step, and how many columns it takes; the other steps with their defaults, on two rewards.
 STEPS = {
-    "centre": (steps.Centre(), 2),
-    "centre, leave one out": (steps.Centre(leave_one_out=True), 2),
+    "center": (steps.Center(), 2),
+    "center, leave one out": (steps.Center(leave_one_out=True), 2),
     "drop conflicts": (steps.DropConflicts(weights=(2.0, -0.5)), 2),
     "drop conflicts, snr": (steps.DropConflicts("snr", 0.8), 2),
-    "weigh by variation": (steps.WeighByVariation(lowest=(-10.0, -10.0)), 2),
-    "weigh by density": (many.WeighByDensity(), 2),
-    "weigh by density, positive": (many.WeighByDensity("positive"), 2),
+    "weigh by variation": (steps.WeightByVariation(min_values=(-10.0, -10.0)), 2),
+    "weigh by density": (many.WeightByDensity(), 2),
+    "weigh by density, positive": (many.WeightByDensity("positive"), 2),
     "scale by common std": (many.ScaleByCommonStd((2.0, 0.5)), 2),
     "scale by correlation": (many.ScaleByCorrelation((2.0, -0.5)), 2),
     "soft min": (many.SoftMin(k=0.5), 2),
-    "weigh and sum": (steps.WeighAndSum((2.0, -0.5)), 2),
-    "weigh and sum, 1 each": (steps.WeighAndSum(), 2),
-    "shorten": (totals.Shorten(weight=0.5), 1),
+    "weigh and sum": (steps.WeightedSum((2.0, -0.5)), 2),
+    "weigh and sum, 1 each": (steps.WeightedSum(), 2),
+    "length_penalty": (totals.LengthPenalty(weight=0.5), 1),
     "whiten over sequences": (totals.Whiten("sequence"), 1),
     "whiten over tokens": (totals.Whiten("token"), 1),
     "balance tokens": (totals.Balance("token"), 1),
     "balance sequences": (totals.Balance("sequence"), 1),
-    "weigh by difficulty": (totals.WeighByDifficulty(), 1),
-    "weigh by focal": (totals.WeighByFocal(), 1),
-    "weigh by history, soft": (WeighByHistory("soft"), 1),
-    "weigh by history, window": (WeighByHistory("window"), 1),
-    "weigh by history, fixed": (WeighByHistory("fixed", fixed_anchor=0.3), 1),
+    "weigh by difficulty": (totals.WeightByDifficulty(), 1),
+    "weigh by focal": (totals.WeightByFocal(), 1),
+    "weigh by history, soft": (WeightByHistory("soft"), 1),
+    "weigh by history, window": (WeightByHistory("window"), 1),
+    "weigh by history, fixed": (WeightByHistory("fixed", fixed_anchor=0.3), 1),
 }
 KINDS = {type(step) for step, _ in STEPS.values()}
 STEPS |= {name: (kind(), 2) for name, kind in lists.STEPS.items() if kind not in KINDS}
@@ -44,9 +44,9 @@ EVERY_STEP = pytest.mark.parametrize(("step", "columns"), STEPS.values(), ids=ST
 
 def started(step):
     """A state in the middle of a run, so that the anchor is not the batch's own mean."""
-    if isinstance(step, WeighByHistory):
+    if isinstance(step, WeightByHistory):
         window = [] if step.anchor == "fixed" else [0.2, 0.6, 0.4]
-        return {"anchor": step.anchor, "value": 0.4, "window": window, "ticks": 3}
+        return {"anchor": step.anchor, "value": 0.4, "window": window, "updates": 3}
     return None
 
 

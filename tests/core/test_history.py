@@ -7,7 +7,7 @@ import pytest
 
 from tests.facts import facts
 from verl_ext.core.batch import Batch
-from verl_ext.core.history import WeighByHistory
+from verl_ext.core.history import WeightByHistory
 from verl_ext.core.typed import make
 from verl_ext.errors import CheckpointError, ConfigurationError
 from verl_ext.estimators.hadw import HadwSettings
@@ -21,8 +21,8 @@ def batch(*levels: float) -> Batch:
 
 def test_a_shorter_window_on_resume_counts_at_once():
     """Of 0, 0.5, 0.75 only the last two count: population std 0.125, eta_t = 0.8 * 0.125 = 0.1."""
-    state = {"anchor": "soft", "value": 0.75, "window": [0.0, 0.5, 0.75], "ticks": 3}
-    result = WeighByHistory(eta=0.8, eta_min=0.0, history_window=2).transform(np.ones((2, 1)), batch(0.5), state)
+    state = {"anchor": "soft", "value": 0.75, "window": [0.0, 0.5, 0.75], "updates": 3}
+    result = WeightByHistory(eta=0.8, eta_min=0.0, history_window=2).transform(np.ones((2, 1)), batch(0.5), state)
     assert result.metrics["eta_t"] == pytest.approx(0.1)
     assert result.state["window"] == pytest.approx([0.75, 0.725])  # 0.9 * 0.75 + 0.1 * 0.5
 
@@ -32,7 +32,7 @@ def test_each_group_has_its_own_gap_and_each_sign_its_own_factor():
 
     The metrics leave out the two responses to a third prompt, whose values are 0.
     """
-    step = WeighByHistory("fixed", fixed_anchor=0.5, lambda_scale=1.0)
+    step = WeightByHistory("fixed", fixed_anchor=0.5, lambda_scale=1.0)
     values = np.array([[1.0], [-1.0], [1.0], [-1.0], [0.0], [0.0]])
     found = step.transform(values, batch(0.25, 1.0, 0.625), step.init())
     phi = [math.exp(0.25), math.exp(-0.25), math.exp(-0.5), math.exp(0.5)]
@@ -42,21 +42,23 @@ def test_each_group_has_its_own_gap_and_each_sign_its_own_factor():
     assert found.metrics["reweighting_std"] == pytest.approx(np.std(phi))
 
 
-SOUND = {"anchor": "soft", "value": 0.5, "window": [0.25, 0.5], "ticks": 2}
+SOUND = {"anchor": "soft", "value": 0.5, "window": [0.25, 0.5], "updates": 2}
 
 
 def test_a_sound_state_is_taken():
-    for more in ({}, {"value": None, "window": [], "ticks": 0}, {"value": 1, "window": [0, 1]}):
-        WeighByHistory().check_state(SOUND | more)
-    WeighByHistory("window").check_state(SOUND | {"anchor": "window", "value": 0.375})
-    for ticks in (0, 2**53):
-        WeighByHistory("fixed", fixed_anchor=0.3).check_state(SOUND | {"anchor": "fixed", "window": [], "ticks": ticks})
+    for more in ({}, {"value": None, "window": [], "updates": 0}, {"value": 1, "window": [0, 1]}):
+        WeightByHistory().check_state(SOUND | more)
+    WeightByHistory("window").check_state(SOUND | {"anchor": "window", "value": 0.375})
+    for updates in (0, 2**53):
+        WeightByHistory("fixed", fixed_anchor=0.3).check_state(
+            SOUND | {"anchor": "fixed", "window": [], "updates": updates}
+        )
 
 
 def test_a_state_of_another_anchor_is_refused():
     for check in (
-        WeighByHistory("window").check_state,
-        lambda state: WeighByHistory("window").transform(np.ones((2, 1)), batch(1.0), state),
+        WeightByHistory("window").check_state,
+        lambda state: WeightByHistory("window").transform(np.ones((2, 1)), batch(1.0), state),
     ):
         with pytest.raises(CheckpointError, match=facts("anchor=window", "algorithm.hadw.anchor=soft")):
             check(SOUND)
@@ -72,18 +74,18 @@ def test_a_state_of_another_anchor_is_refused():
         {"window": [2.0, 0.5]},
         {"window": "0.5"},
         {"window": []},
-        {"ticks": 2.0},
-        {"ticks": 1},
-        {"ticks": 2**53 + 1},
-        {"ticks": 10**400},
+        {"updates": 2.0},
+        {"updates": 1},
+        {"updates": 2**53 + 1},
+        {"updates": 10**400},
         {"more": 1},
         {"anchor": "fixed", "value": None, "window": []},
-        {"anchor": "fixed", "window": [], "ticks": -1},
+        {"anchor": "fixed", "window": [], "updates": -1},
     ],
 )
 def test_a_damaged_state_is_refused(wrong):
     state = SOUND | wrong
-    step = WeighByHistory(state["anchor"])
+    step = WeightByHistory(state["anchor"])
     with pytest.raises(CheckpointError, match="damaged"):
         step.check_state(state)
 
@@ -95,7 +97,7 @@ def test_the_soft_anchor_moves_by_eta_times_sigma():
     C2 = 0.875 * 0.5 + 0.125 = 0.5625. Posteriors 0, 0.5, 0.5625: mean 0.354167, std 0.251729, eta_3 = 0.125865,
     C3 = 0.5625 + 0.125865 * 0.4375 = 0.617566.
     """
-    step = WeighByHistory(eta=0.5, eta_min=0.0)
+    step = WeightByHistory(eta=0.5, eta_min=0.0)
     state, results = step.init(), []
     for y in (0.0, 1.0, 1.0, 1.0):
         results.append(step.transform(np.ones((2, 1)), batch(y), state))
@@ -105,13 +107,13 @@ def test_the_soft_anchor_moves_by_eta_times_sigma():
     assert [r.metrics["capability_prior"] for r in results] == pytest.approx([0, 0, 0.5, 0.5625], abs=1e-6)
     assert [r.metrics["capability_posterior"] for r in results] == pytest.approx([0, 0.5, 0.5625, 0.617566], abs=1e-6)
     assert [r.metrics["batch_accuracy"] for r in results] == [0, 1, 1, 1]
-    assert [r.metrics["tick"] for r in results] == [1, 2, 3, 4]
+    assert [r.metrics["updates"] for r in results] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("anchor", ["soft", "window", "fixed"])
 def test_a_batch_without_accuracy_changes_nothing(anchor):
-    step = WeighByHistory(anchor)
-    state = {"anchor": anchor, "value": 0.5, "window": [] if anchor == "fixed" else [0.5], "ticks": 1}
+    step = WeightByHistory(anchor)
+    state = {"anchor": anchor, "value": 0.5, "window": [] if anchor == "fixed" else [0.5], "updates": 1}
     result = step.transform(np.ones((2, 1)), batch(math.nan), state)
     assert result.state == state
     assert result.values.tolist() == [[1], [1]]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.batches import rollouts
 from tests.facts import facts
-from verl_ext import Batch, DataError, Settings, build, by_item
+from verl_ext import Batch, DataError, Settings, build, rubric
 from verl_ext.core.items import Items, spread
 from verl_ext.core.many import SoftMin
 from verl_ext.core.metrics import reward_metrics
@@ -17,8 +17,8 @@ from verl_ext.core.metrics import reward_metrics
 NAN = math.nan
 CHAINS = (
     ("gdpo", {}),
-    ("compose", {"compose": {"steps": ["weigh_and_sum", "centre", "scale_by_mad"]}}),
-    ("compose", {"compose": {"steps": ["centre", "scale_by_std", "weigh_and_sum"]}}),
+    ("compose", {"compose": {"steps": ["weighted_sum", "center", "scale_by_mad"]}}),
+    ("compose", {"compose": {"steps": ["center", "scale_by_std", "weighted_sum"]}}),
     ("dvao", {}),
     ("corrgrpo", {}),
 )
@@ -39,7 +39,7 @@ def test_items_of_equal_weight_are_as_many_rewards_of_that_share(name, sections,
     rows = [row[: count + 1] for row in rollout.rewards]
     keys = ["right", *(f"item{place}" for place in range(count))]
     wanted = advantages(name, sections, Batch.of(rows, rollout.uids, keys=keys), keys, [1.0, *[0.5 / count] * count])
-    texts = [by_item(row[1:], None if weight is None else [weight] * count) for row in rows]
+    texts = [rubric(row[1:], None if weight is None else [weight] * count) for row in rows]
     found = advantages(name, sections, batch(rollout.uids, rollout.columns["right"], texts))
     np.testing.assert_array_equal(found, wanted)
 
@@ -53,7 +53,7 @@ def test_more_criteria_of_another_prompt_change_nothing(name, sections, rollout,
 
     def found(counts):
         rows = zip(uids, rollout.rewards, strict=True)
-        texts = [by_item(row[1 : counts[uid] + 1], weights[uid][: counts[uid]]) for uid, row in rows]
+        texts = [rubric(row[1 : counts[uid] + 1], weights[uid][: counts[uid]]) for uid, row in rows]
         return advantages(name, sections, batch(uids, rollout.columns["right"], texts))
 
     others = np.array(uids) != uids[0]
@@ -68,7 +68,7 @@ def test_a_soft_minimum_takes_each_criterion_once_and_turns_a_negative_weight_ro
     step = SoftMin(k=2.0)
     wanted = [step.apply(values, Batch.of(values, rollout.uids, keys=names)) for values in (rows, -rows)]
     for weight, plain in zip((1.0, -3.0), wanted, strict=True):
-        texts = [by_item(row, [weight] * count) for row in rows]
+        texts = [rubric(row, [weight] * count) for row in rows]
         of = Batch.of(labels=rollout.uids, **spread(["rubric"], [Items.of("rubric", rollout.uids, texts)]))
         np.testing.assert_allclose(step.apply(of.returns, of), plain, rtol=1e-12, atol=1e-12)
 
@@ -76,8 +76,8 @@ def test_a_soft_minimum_takes_each_criterion_once_and_turns_a_negative_weight_ro
 UIDS = ["p", "p", "q", "q", "q"]
 # p: (5, 3, -8) / 16; q: halves. The third answer to q has no score of its first criterion, the second none at all.
 TEXTS = [
-    *(by_item(values, weights=[5, 3, -8]) for values in ([1, 0, 1], [1, 1, 0])),
-    *map(by_item, ([1, 1], [NAN, NAN], [NAN, 0.5])),
+    *(rubric(values, weights=[5, 3, -8]) for values in ([1, 0, 1], [1, 1, 0])),
+    *map(rubric, ([1, 1], [NAN, NAN], [NAN, 0.5])),
 ]
 SUMS = [-3 / 16, 8 / 16, 1.0, NAN, 0.25]
 
@@ -98,19 +98,19 @@ def test_a_column_has_no_curve_and_the_rubric_has():
     assert {name.split("/")[1] for name in found} == {"right", "rubric"}
     assert found["reward/rubric/mean"] == np.nanmean(SUMS)
     assert found["reward/rubric/unscored"] == 1
-    assert found["reward/rubric/items"] == (3 + 2) / 2
-    assert found["reward/rubric/varying_items"] == (2 + 1) / 5  # of p the last two, of q the second
-    assert "reward/right/items" not in found
+    assert found["reward/rubric/criteria"] == (3 + 2) / 2
+    assert found["reward/rubric/varying_criteria_fraction"] == (2 + 1) / 5  # of p the last two, of q the second
+    assert "reward/right/criteria" not in found
 
 
 def test_criteria_that_cancel_are_exactly_zero_where_prompts_differ():
     """Rounded to float32, with weights that no float has."""
     rewards = np.float32([0.1, 0.7, 0.3]).astype(float)
-    texts = [by_item([x, 0.8 - x], [0.1, 0.1]) for x in rewards] + [by_item([x]) for x in rewards]
+    texts = [rubric([x, 0.8 - x], [0.1, 0.1]) for x in rewards] + [rubric([x]) for x in rewards]
     uids = list("pppqqq")
     of = Batch.of(labels=uids, **spread(["rubric"], [Items.of("rubric", uids, texts)]))
     assert of.weighed(None).shape == (6, 2)
-    found = build("compose", Settings.parse({"compose": {"steps": ["centre", "scale_by_std", "weigh_and_sum"]}}))(of)
+    found = build("compose", Settings.parse({"compose": {"steps": ["center", "scale_by_std", "weighted_sum"]}}))(of)
     assert (found.advantages[:3] == 0).all()
     assert (found.advantages[3:] != 0).all()
 
@@ -118,40 +118,40 @@ def test_criteria_that_cancel_are_exactly_zero_where_prompts_differ():
 @pytest.mark.parametrize(
     "texts",
     [
-        (by_item([1, 0]), by_item([1])),
-        (by_item([1, 0], [1, 2]), by_item([1, 0], [2, 1])),
-        *((by_item([1]), wrong) for wrong in (None, 1.0, "", "[1.0]", "{}", "[]", "[[null, 1]]", "[[1, 2, 3]]")),
+        (rubric([1, 0]), rubric([1])),
+        (rubric([1, 0], [1, 2]), rubric([1, 0], [2, 1])),
+        *((rubric([1]), wrong) for wrong in (None, 1.0, "", "[1.0]", "{}", "[]", "[[null, 1]]", "[[1, 2, 3]]")),
         *((text, text) for text in ('["10", "01"]', '[{"1": 0, "2": 0}]', '{"12": 3}', '[["1", 2]]', '[[1, "2"]]')),
-        *((text, text) for text in (by_item([1], [0]), by_item([1], [NAN]), by_item([1, 1], [1e308, 1e308]))),
+        *((text, text) for text in (rubric([1], [0]), rubric([1], [NAN]), rubric([1, 1], [1e308, 1e308]))),
     ],
     ids=repr,
 )
 def test_a_wrong_list_is_refused_by_key_and_uid(texts):
     with pytest.raises(DataError, match=facts("'rubric'", "'p7'")):
-        Items.of("rubric", ["p1", "p7", "p7"], [by_item([1, 2, 3]), *texts])
+        Items.of("rubric", ["p1", "p7", "p7"], [rubric([1, 2, 3]), *texts])
 
 
 @pytest.mark.parametrize("wrong", [{1: 1, 2: 0}, {"1": 1, "2": 0}, "10", b"10"], ids=repr)
 def test_what_is_no_list_is_refused_where_it_is_returned(wrong):
     """Each would be read as two numbers: the keys of a mapping, the digits of a text, the codes of bytes."""
-    with pytest.raises(DataError, match=facts("by_item", "list", repr(wrong))):
-        by_item(wrong)
-    with pytest.raises(DataError, match=facts("weights", "by_item", "list", repr(wrong))):
-        by_item([1, 0], weights=wrong)
+    with pytest.raises(DataError, match=facts("rubric", "list", repr(wrong))):
+        rubric(wrong)
+    with pytest.raises(DataError, match=facts("weights", "rubric", "list", repr(wrong))):
+        rubric([1, 0], weights=wrong)
 
 
-NONE = by_item([NAN])
+NONE = rubric([NAN])
 
 
 def test_a_prompt_without_criteria_returns_one_that_is_not_scored():
     """Its other rewards count, and those of other prompts do not change."""
-    with pytest.raises(DataError, match=facts("'rubric'", "'q'", "by_item([float('nan')])")):
-        Items.of("rubric", ["p", "q"], [by_item([1, 0]), by_item([])])
-    rubrics, rights = [by_item([1, 0], [3, 1]), by_item([0, 0], [3, 1])], [0.0, 0.0, 1.0, 0.0]
+    with pytest.raises(DataError, match=facts("'rubric'", "'q'", "rubric([float('nan')])")):
+        Items.of("rubric", ["p", "q"], [rubric([1, 0]), rubric([])])
+    rubrics, rights = [rubric([1, 0], [3, 1]), rubric([0, 0], [3, 1])], [0.0, 0.0, 1.0, 0.0]
     mixed = batch([*"ppqq"], rights, [*rubrics, NONE, NONE])
     found = advantages("drgrpo", {}, mixed, weights=(1.0, 1.0))
     np.testing.assert_array_equal(found, [0.375, -0.375, 0.5, -0.5])
-    steps = {"compose": {"steps": ["centre", "scale_by_std", "weigh_and_sum"]}}
+    steps = {"compose": {"steps": ["center", "scale_by_std", "weighted_sum"]}}
     found = advantages("compose", steps, mixed)
     np.testing.assert_array_equal(found[:2], advantages("compose", steps, batch([*"pp"], rights[:2], rubrics)))
     right_alone = Batch.of([[1.0], [0.0]], [*"qq"])
@@ -160,4 +160,4 @@ def test_a_prompt_without_criteria_returns_one_that_is_not_scored():
 
 def test_an_infinite_criterion_is_refused_by_its_place_and_uid():
     with pytest.raises(DataError, match=facts("'rubric[1]'", "'q'")):
-        batch(["p", "q"], [0.0, 0.0], [by_item([1, 0]), by_item([1, math.inf])])
+        batch(["p", "q"], [0.0, 0.0], [rubric([1, 0]), rubric([1, math.inf])])

@@ -5,28 +5,28 @@ import pytest
 from hypothesis import given
 
 from tests.batches import Rollout, rollouts
-from verl_ext import Centre, Chain, WeighAndSum
+from verl_ext import Center, Chain, WeightedSum
 from verl_ext.core.batch import Batch
-from verl_ext.core.many import ScaleByCommonStd, ScaleByCorrelation, SoftMin, WeighByDensity
+from verl_ext.core.many import ScaleByCommonStd, ScaleByCorrelation, SoftMin, WeightByDensity
 from verl_ext.core.turns import Turns
 
 AB = ("a", "b")
 
 
 def advantages(rollout: Rollout, *steps, count: int | None = None) -> np.ndarray:
-    return Chain((Centre(), *steps))(rollout.batch(count)).advantages
+    return Chain((Center(), *steps))(rollout.batch(count)).advantages
 
 
 @given(rollout=rollouts(nan=False))
 def test_with_one_reward_the_common_std_is_its_own_and_its_correlation_1(rollout):
-    centred = advantages(rollout, WeighAndSum(), count=1)
+    centered = advantages(rollout, WeightedSum(), count=1)
     std = np.sqrt(
-        [np.mean([centred[j] ** 2 for j, uid in enumerate(rollout.uids) if uid == own]) for own in rollout.uids]
+        [np.mean([centered[j] ** 2 for j, uid in enumerate(rollout.uids) if uid == own]) for own in rollout.uids]
     )
-    found = advantages(rollout, ScaleByCommonStd(), WeighAndSum(), count=1)
-    np.testing.assert_allclose(found * std, centred, atol=1e-12)
-    found = advantages(rollout, ScaleByCorrelation(epsilon=0.25), WeighAndSum(), count=1)
-    np.testing.assert_allclose(found, centred / np.sqrt(1.25), atol=1e-12)
+    found = advantages(rollout, ScaleByCommonStd(), WeightedSum(), count=1)
+    np.testing.assert_allclose(found * std, centered, atol=1e-12)
+    found = advantages(rollout, ScaleByCorrelation(epsilon=0.25), WeightedSum(), count=1)
+    np.testing.assert_allclose(found, centered / np.sqrt(1.25), atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,11 @@ def test_weights_are_those_of_the_rewards(step, weights, rollout):
     pairs = zip(rollout.columns.items(), weights, strict=True)
     columns = {key: [weight * value for value in column] for (key, column), weight in pairs}
     weighed = Rollout(rollout.uids, columns, rollout.lengths, rollout.accuracy)
-    wanted = advantages(weighed, step(), WeighAndSum())
-    np.testing.assert_allclose(advantages(rollout, step(weights), WeighAndSum(weights)), wanted, rtol=1e-9, atol=1e-9)
+    wanted = advantages(weighed, step(), WeightedSum())
+    np.testing.assert_allclose(advantages(rollout, step(weights), WeightedSum(weights)), wanted, rtol=1e-9, atol=1e-9)
     if step is ScaleByCommonStd:
         tenfold = tuple(10 * weight for weight in weights)
-        np.testing.assert_allclose(advantages(rollout, step(tenfold), WeighAndSum(tenfold)), wanted, atol=1e-9)
+        np.testing.assert_allclose(advantages(rollout, step(tenfold), WeightedSum(tenfold)), wanted, atol=1e-9)
 
 
 @given(rollout=rollouts(nan=False))
@@ -61,10 +61,10 @@ def test_a_rare_reward_has_the_root_of_the_ratio_up_to_5(often, rarely, weight):
     rewards = [[sign, sign * (group < rarely)] for group in range(often) for sign in (1.0, -1.0)]
     labels = [group for group in range(often) for _ in range(2)]
     batch = Batch.of([*rewards, [1.0, 1.0]], [*labels, "alone"], keys=AB)
-    result = WeighByDensity().transform(batch.returns, batch, None)
+    result = WeightByDensity().transform(batch.returns, batch, None)
     assert result.metrics == pytest.approx({"weight/a": 1.0, "weight/b": weight})
     np.testing.assert_allclose(result.values, batch.returns * [1.0, weight])
-    positive = WeighByDensity("positive").transform(batch.returns, batch, None).values
+    positive = WeightByDensity("positive").transform(batch.returns, batch, None).values
     np.testing.assert_array_equal(positive, np.where(batch.returns > 0, result.values, batch.returns))
 
 
@@ -72,16 +72,16 @@ def test_by_turn_the_groups_of_the_density_are_those_of_a_turn():
     rewards = [[1.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
     batch = Batch.of(rewards, ["p"] * 4, keys=AB, turns=Turns.of_counts([2, 2], columns=(0, 1)))
     assert batch.returns.tolist() == [[2, 0], [1, 0], [1, 1], [0, 0]]  # a varies at both turns, b at the first
-    metrics = WeighByDensity().transform(batch.returns, batch, None).metrics
+    metrics = WeightByDensity().transform(batch.returns, batch, None).metrics
     assert metrics == pytest.approx({"weight/a": 1.0, "weight/b": 2**0.5})
 
 
 @pytest.mark.parametrize(
     "steps",
     [
-        (WeighByDensity("positive"), WeighAndSum()),
-        (ScaleByCommonStd(), WeighAndSum()),
-        (ScaleByCorrelation(), WeighAndSum()),
+        (WeightByDensity("positive"), WeightedSum()),
+        (ScaleByCommonStd(), WeightedSum()),
+        (ScaleByCorrelation(), WeightedSum()),
         (SoftMin(),),
     ],
 )
@@ -89,5 +89,5 @@ def test_what_does_not_vary_is_exactly_0_before_whitening(steps):
     """d: but for rounding, o: alone, c: rewards that cancel but for rounding, of which a soft minimum is not 0."""
     rows = [[0.7, 0.1], [0.7 + 2**-24, 0.1], [9.0, 3.0], [0.1, 0.9], [0.3, 0.7], [0.6, 0.4], [1, 1], [0, 0]]
     batch = Batch.of(np.array(rows, np.float32), list("ddocccxx"), keys=AB)
-    found = Chain((Centre(), *steps))(batch).advantages
+    found = Chain((Center(), *steps))(batch).advantages
     assert (found != 0).tolist() == [False] * 3 + [steps == (SoftMin(),)] * 3 + [True] * 2

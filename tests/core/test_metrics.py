@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.batches import ACC, FMT, LENGTHS, UIDS
 from tests.calls import metrics_of
-from verl_ext.core.batch import Batch, Requirement
+from verl_ext.core.batch import Batch, Condition
 from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics
 
 NAN = math.nan
@@ -31,13 +31,13 @@ def test_rewards_are_described_by_key():
             "reward/a/std": math.sqrt(0.5),
             "reward/a/min": 1,
             "reward/a/max": 3,
-            "reward/a/dead_groups": 0.5,
+            "reward/a/zero_variance_group_fraction": 0.5,
             "reward/a/unscored": 0,
             "reward/b/mean": 17 / 3,
             "reward/b/std": math.sqrt(24 / 27),
             "reward/b/min": 5,
             "reward/b/max": 7,
-            "reward/b/dead_groups": 0.5,
+            "reward/b/zero_variance_group_fraction": 0.5,
             "reward/b/unscored": 1,
         }
     )
@@ -50,7 +50,7 @@ def test_advantages_are_described():
             "advantage/std": math.sqrt(1.04),  # mean of squares 6 / 5, less 0.16
             "advantage/min": -1,
             "advantage/max": 2,
-            "advantage/zero_share": 0.4,
+            "advantage/zero_fraction": 0.4,
         }
     )
 
@@ -115,9 +115,9 @@ def test_verl_combines_each_metric_as_its_last_word_says(keys):
 
 def test_how_often_a_condition_was_met_is_logged():
     """Of the responses whose `on` is scored; the name is safe for verl's aggregation."""
-    conditions = {"max_length": Requirement("hard", 0.5)}
+    conditions = {"max_length": Condition("hard", 0.5)}
     rows = [[1, 1.0], [2, 0.5], [3, 0.4], [4, NAN]]
     batch = Batch.of(rows, ["g"] * 4, keys=("max_length", "hard"), conditions=conditions)
-    assert reward_metrics(batch)["reward/_x6d_ax_length/condition_met"] == 2 / 3
+    assert reward_metrics(batch)["reward/_x6d_ax_length/condition_met_fraction"] == 2 / 3
     unscored = Batch.of([[1, NAN]], ["g"], keys=("max_length", "hard"), conditions=conditions)
-    assert not any("condition_met" in name for name in reward_metrics(unscored))
+    assert not any("condition_met_fraction" in name for name in reward_metrics(unscored))

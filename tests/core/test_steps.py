@@ -8,38 +8,39 @@ import pytest
 from tests.core.columns import apply, column
 from tests.facts import facts
 from verl_ext.core.batch import Batch
-from verl_ext.core.history import WeighByHistory
+from verl_ext.core.history import WeightByHistory
 from verl_ext.core.steps import (
-    Centre,
+    Center,
     DivideByBatchStd,
     DivideByMean,
     DropConflicts,
     ScaleByMad,
     ScaleByStd,
 )
-from verl_ext.core.totals import Balance, Shorten, WeighByDifficulty, WeighByFocal, Whiten
+from verl_ext.core.totals import Balance, LengthPenalty, WeightByDifficulty, WeightByFocal, Whiten
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError
 
 
 def test_defaults_are_those_of_the_specification():
     assert (ScaleByStd().epsilon, ScaleByMad().epsilon, Whiten().epsilon) == (0, 0, 1e-6)
-    assert (Whiten().over, Balance().over, WeighByDifficulty().dqw_temp) == ("sequence", "token", 2.0)
-    assert (DivideByMean().epsilon, DivideByBatchStd().epsilon, WeighByFocal().gamma) == (1e-6, 0, 1.0)
-    assert (DropConflicts().tau, Centre().leave_one_out, WeighByHistory().history_window) == (0.2, False, 10)
-    assert Centre.centres
+    assert (Whiten().over, Balance().over, WeightByDifficulty().dqw_temp) == ("sequence", "token", 2.0)
+    assert (DivideByMean().epsilon, DivideByBatchStd().epsilon, WeightByFocal().gamma) == (1e-6, 0, 1.0)
+    assert (DropConflicts().tau, Center().leave_one_out, WeightByHistory().history_window) == (0.2, False, 10)
+    assert Center.centers
 
 
 @pytest.mark.parametrize(
-    "step", [Balance(), Balance("sequence"), WeighByDifficulty(), Whiten(), Shorten(weight=1.0), WeighByHistory()]
+    "step",
+    [Balance(), Balance("sequence"), WeightByDifficulty(), Whiten(), LengthPenalty(weight=1.0), WeightByHistory()],
 )
 def test_a_step_for_one_value_refuses_several(step):
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"), accuracy=[1.0])
-    with pytest.raises(ConfigurationError, match=facts("one value", "found 2", "weigh_and_sum")):
+    with pytest.raises(ConfigurationError, match=facts("one value", "found 2", "weighted_sum")):
         step.transform(batch.rewards, batch, step.init())
 
 
-@pytest.mark.parametrize("step", [WeighByDifficulty(), WeighByFocal(), WeighByHistory()])
+@pytest.mark.parametrize("step", [WeightByDifficulty(), WeightByFocal(), WeightByHistory()])
 def test_a_step_without_the_accuracy_it_needs_says_so(step):
     with pytest.raises(ConfigurationError, match=facts(f"step '{step.name}'", "accuracy", "[0, 1]")):
         step.transform(*column([1.0]), step.init())
@@ -69,4 +70,4 @@ def test_by_turn_the_std_of_the_batch_counts_each_response_once(first):
 
 @pytest.mark.parametrize(("gamma", "factor"), [(0.0, 1.0), (0.5, 0.5), (2.0, 0.0625)])
 def test_the_focal_weight_has_an_exponent(gamma, factor):
-    assert apply(WeighByFocal(gamma), [1.0, -2.0], accuracy=[1.0, 0.5]).tolist() == [factor, -2 * factor]
+    assert apply(WeightByFocal(gamma), [1.0, -2.0], accuracy=[1.0, 0.5]).tolist() == [factor, -2 * factor]

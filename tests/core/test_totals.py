@@ -8,8 +8,8 @@ import pytest
 from tests.core.columns import apply, column
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain
-from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum, WeighByVariation
-from verl_ext.core.totals import Balance, Shorten, WeighByDifficulty, Whiten
+from verl_ext.core.steps import Center, ScaleByMad, ScaleByStd, WeightByVariation, WeightedSum
+from verl_ext.core.totals import Balance, LengthPenalty, WeightByDifficulty, Whiten
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, DataError
 
@@ -17,7 +17,7 @@ NAN = math.nan
 
 
 @pytest.mark.parametrize("offset", [0.0, 0.7, 10000.7, 1e9 + 0.3, -1e12])
-@pytest.mark.parametrize("scale", [(), (ScaleByStd(),), (ScaleByMad(),)], ids=["centred", "std", "mad"])
+@pytest.mark.parametrize("scale", [(), (ScaleByStd(),), (ScaleByMad(),)], ids=["centered", "std", "mad"])
 def test_a_group_without_variance_is_exactly_zero_whatever_the_offset_of_the_others(offset, scale):
     """Of 100 random batches each; the rewards vary by a hundred thousandth of the offset."""
     draw = np.random.default_rng(0)
@@ -26,7 +26,7 @@ def test_a_group_without_variance_is_exactly_zero_whatever_the_offset_of_the_oth
         rewards[8:] = 0.3
         rewards[11] += 1e-8  # one float32 step
         batch = Batch.of(rewards, list("aaaaabbbcccc"), keys=("x", "y"))
-        result = Chain((Centre(), *scale, WeighAndSum(), Whiten()))(batch)
+        result = Chain((Center(), *scale, WeightedSum(), Whiten()))(batch)
         assert result.advantages[8:].tolist() == [0, 0, 0, 0]
         assert not np.signbit(result.advantages[8:]).any()
         assert (result.advantages[:8] != 0).any()
@@ -36,14 +36,14 @@ def test_a_group_without_variance_is_exactly_zero_whatever_the_offset_of_the_oth
 @pytest.mark.parametrize("weight", [1.0, -1.0])
 def test_no_advantage_is_a_negative_zero(weight):
     batch = Batch.of([[1.0], [1.0], [0.0], [2.0]], list("aabb"))
-    for steps in ((Centre(), WeighAndSum((weight,))), (Centre(), WeighAndSum((weight,)), Whiten())):
+    for steps in ((Center(), WeightedSum((weight,))), (Center(), WeightedSum((weight,)), Whiten())):
         found = Chain(steps)(batch).advantages
         assert found[:2].tolist() == [0, 0]
         assert not np.signbit(found[:2]).any()
 
 
 @pytest.mark.parametrize(("mean", "shifted"), [(0.9e-6, False), (1.1e-6, True), (-1.1e-6, True)])
-def test_a_group_is_centred_to_within_a_millionth_of_the_largest_value(mean, shifted):
+def test_a_group_is_centered_to_within_a_millionth_of_the_largest_value(mean, shifted):
     """1e-6 where no value is larger than 1, 1e-4 where one is 100."""
     for largest, size in ((0.5, 1.0), (1.0, 1.0), (100.0, 100.0)):
         values = np.array([largest, -largest, NAN, 0.0, 0.0]) + mean * size
@@ -76,20 +76,22 @@ def test_rounding_is_judged_by_the_largest_size_of_either_sign():
 @pytest.mark.parametrize(("values", "factor", "dead"), [([0.0, 0.0], 1.0, 1.0), ([], 1.0, 0.0)])
 def test_where_no_group_varies_nothing_is_balanced(values, factor, dead):
     found = Balance("token").transform(*column(values), None).metrics
-    assert found == {"balance_z": factor, "dead_share": dead}
+    assert found == {"balance_z": factor, "zero_variance_fraction": dead}
 
 
 @pytest.mark.filterwarnings("error")
 def test_difficulty_at_a_low_temperature_leaves_the_hardest_alone():
     """exp(-0.25 / 1e-4) alone would be 0 already."""
     values, batch = column([1.0, -1.0, 1.0, -1.0], list("aabb"), accuracy=[0.5, 0.0, 1.0, 0.5])
-    assert WeighByDifficulty(1e-4).transform(values, batch, None).values[:, 0].tolist() == [2, -2, 0, 0]
+    assert WeightByDifficulty(1e-4).transform(values, batch, None).values[:, 0].tolist() == [2, -2, 0, 0]
 
 
-def weights(rewards, lowest=(), **more):
+def weights(rewards, min_values=(), **more):
     keys = tuple("abc"[: len(rewards[0])])
     batch = Batch.of(rewards, list(range(len(rewards))), keys=keys, **more)
-    return list(WeighByVariation(lowest or (0.0,) * len(keys)).transform(batch.returns, batch, None).metrics.values())
+    return list(
+        WeightByVariation(min_values or (0.0,) * len(keys)).transform(batch.returns, batch, None).metrics.values()
+    )
 
 
 @pytest.mark.filterwarnings("error")
@@ -111,13 +113,13 @@ def test_a_value_below_the_lowest_names_its_reward_and_one_value_a_reward_is_nee
     with pytest.raises(DataError, match="'b'"):
         weights([[0.0, -1.0], [1.0, 1.0]])
     assert weights([[np.float32(-183.1), 0.0], [0.0, 1.0]], (-183.1, 0.0))
-    with pytest.raises(ConfigurationError, match="lowest"):
+    with pytest.raises(ConfigurationError, match="min_values"):
         weights([[0.0, 1.0]], (0.0,))
 
 
 def shortened(rewards, lengths, accuracy, labels=None, weight=0.5, **more):
     batch = Batch.of([[r] for r in rewards], labels or ["p"] * len(rewards), lengths=lengths, accuracy=accuracy, **more)
-    return Shorten(weight=weight).transform(batch.returns, batch, None).values[:, 0].tolist()
+    return LengthPenalty(weight=weight).transform(batch.returns, batch, None).values[:, 0].tolist()
 
 
 @pytest.mark.filterwarnings("error")

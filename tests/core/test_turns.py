@@ -13,7 +13,7 @@ NAN = math.nan
 
 
 def test_a_conflict_of_one_prompt_moves_no_turn_of_another():
-    """gd2po drops the conflict, so that its group is not centred; its scale alone reaches the others."""
+    """gd2po drops the conflict, so that its group is not centered; its scale alone reaches the others."""
     settings = Settings.parse({"gd2po": {"over": "sequence"}})
     turns = Turns.of_counts([2, 1, 1, 1, 1], (0,))
     apart = [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
@@ -39,6 +39,6 @@ def test_metrics_count_responses_and_show_the_first_turns():
     assert found["reward/tool/mean"] == (45 + 3) / 2
     assert found["reward/tool/unscored"] == 1
     assert found["reward/acc/mean"] == 1
-    assert {name for name in found if "by_turn" in name} == {f"reward/tool/by_turn/{t}/mean" for t in range(1, 9)}
-    assert found["reward/tool/by_turn/1/mean"] == (0 + 3 + 5) / 3
-    assert found["reward/tool/by_turn/2/mean"] == 1  # the NaN is not scored
+    assert {name for name in found if "per_turn" in name} == {f"reward/tool/per_turn/{t}/mean" for t in range(1, 9)}
+    assert found["reward/tool/per_turn/1/mean"] == (0 + 3 + 5) / 3
+    assert found["reward/tool/per_turn/2/mean"] == 1  # the NaN is not scored

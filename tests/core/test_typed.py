@@ -8,14 +8,14 @@ from typing import Any, Literal
 import pytest
 
 from tests.facts import facts, says
-from verl_ext.core.typed import limited, value_of
+from verl_ext.core.typed import bounded, value_of
 from verl_ext.errors import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True)
 class Inner:
     on: str
-    least: float = limited(0.0, low=0.0, high=1.0)
+    least: float = bounded(0.0, low=0.0, high=1.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ FINDS_TESTS = {"PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get(
 """For a run whose processes import a module of the tests."""
 OWN_METRICS = {
     "gdpo": ("gdpo/whiten_std",),
-    "dgpo": ("dgpo/balance_z", "dgpo/dead_share", "dgpo/valid_groups"),
+    "dgpo": ("dgpo/balance_z", "dgpo/zero_variance_fraction", "dgpo/valid_groups"),
     "hadw": ("hadw/capability_prior", "hadw/capability_posterior", "hadw/batch_accuracy", "hadw/eta_t"),
 }
 
@@ -78,7 +78,7 @@ def check_estimator(name: str, metrics: Mapping[int, Mapping[str, float]], steps
     for step in steps:
         found = metrics[step]
         assert found["actor/grad_norm"] > 0, step
-        for metric in ("advantage/mean", "advantage/std", "advantage/zero_share", *OWN_METRICS[name]):
+        for metric in ("advantage/mean", "advantage/std", "advantage/zero_fraction", *OWN_METRICS[name]):
             assert math.isfinite(found[metric]), (step, metric)
 
 

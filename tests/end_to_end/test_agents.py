@@ -7,7 +7,7 @@ from tests.end_to_end import agents
 from tests.end_to_end.run import FINDS_TESTS
 from tests.end_to_end.test_training import TIMEOUT, state
 from verl_ext import Batch, Settings, build
-from verl_ext.core.history import WeighByHistory
+from verl_ext.core.history import WeightByHistory
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 SESSIONS = 32
@@ -44,7 +44,7 @@ def begin(start, tmp_path):
 
 
 def history(run, step):
-    return state(run, step)["hadw"]["weigh_by_history"]
+    return state(run, step)["hadw"]["weight_by_history"]
 
 
 def dumped(run, step):
@@ -80,7 +80,7 @@ def test_the_history_counts_sessions_and_goes_on(begin, mode):
     first = begin("run", "hadw", *more, steps=2)
     assert first.wait(TIMEOUT) == 0, first.tail()
     before = history(first, 2)
-    assert before["ticks"] == 2
+    assert before["updates"] == 2
     assert first.metrics[2]["hadw/batch_accuracy"] == pytest.approx(dumped(first, 2).accuracy.mean(), abs=1e-12)
     again = begin("run", "hadw", *more, steps=3)
     assert again.wait(TIMEOUT) == 0, again.tail()
@@ -89,10 +89,10 @@ def test_the_history_counts_sessions_and_goes_on(begin, mode):
     sessions = dumped(again, 3)
     batch = Batch.of(sessions[["reward/score"]], list(sessions.uid), accuracy=sessions.accuracy)
     chain = build("hadw", Settings())
-    undisturbed = chain(batch, {WeighByHistory.name: before})
+    undisturbed = chain(batch, {WeightByHistory.name: before})
     assert sessions.advantage.to_numpy() == pytest.approx(undisturbed.advantages, abs=1e-12)
-    assert history(again, 3) == undisturbed.state[WeighByHistory.name]
-    assert history(again, 3)["ticks"] == 3
+    assert history(again, 3) == undisturbed.state[WeightByHistory.name]
+    assert history(again, 3)["updates"] == 3
 
 
 def test_the_history_ticks_once_an_update_and_goes_on_with_a_pool_of_its_own(start):
@@ -103,12 +103,12 @@ def test_the_history_ticks_once_an_update_and_goes_on_with_a_pool_of_its_own(sta
     first = start("run", *given, steps=1, configuration="[cpu,separate_async,hadw]")
     assert first.wait(TIMEOUT) == 0, first.tail()
     before = history(first, 1)
-    assert before["ticks"] == 2
+    assert before["updates"] == 2
     again = start("run", *given, steps=2, configuration="[cpu,separate_async,hadw]")
     assert again.wait(TIMEOUT) == 0, again.tail()
     assert sorted(again.metrics) == [2]
     after = history(again, 2)
-    assert after["ticks"] == 4
+    assert after["updates"] == 4
     assert after["window"][: len(before["window"])] == before["window"]
-    assert again.column("hadw/tick") == [3.5]  # verl logs the mean over the updates of a step
+    assert again.column("hadw/updates") == [3.5]  # verl logs the mean over the updates of a step
     assert again.column("advantage/missing_responses") == [0]

@@ -40,10 +40,10 @@ def test_a_killed_worker_ends_the_run_which_can_be_resumed(start, kind):
     assert [line for line in left if kind != "driver" or line.startswith("ray::")] == []
     kept = latest(run)
     assert kept >= 1
-    assert state(run, kept)["hadw"]["weigh_by_history"]["ticks"] == kept
+    assert state(run, kept)["hadw"]["weight_by_history"]["updates"] == kept
     again = start("run", *HADW, steps=kept + 1, configuration="[cpu,hadw]")
     assert again.wait(TIMEOUT) == 0, again.tail()
-    assert state(again, kept + 1)["hadw"]["weigh_by_history"]["ticks"] == kept + 1
+    assert state(again, kept + 1)["hadw"]["weight_by_history"]["updates"] == kept + 1
 
 
 @pytest.fixture
@@ -75,10 +75,10 @@ def test_a_full_disk_ends_the_run_which_goes_on_when_there_is_room(small_disk, s
     assert kept == max(run.metrics)  # the step whose checkpoint found no room is not in the log
     whole, first = ({path.name for path in folders[step].glob("**/*")} for step in (kept, 1))
     assert whole == first
-    assert state(run, kept)["hadw"]["weigh_by_history"]["ticks"] == kept
+    assert state(run, kept)["hadw"]["weight_by_history"]["updates"] == kept
     assert small_disk("1g").returncode == 0
     again = start("run", *HADW, steps=kept + 2, configuration="[cpu,hadw]")
     assert again.wait(TIMEOUT) == 0, again.tail()
     assert f"setting global step to {kept}" in again.log
     assert sorted(again.metrics) == [kept + 1, kept + 2]
-    assert state(again, kept + 2)["hadw"]["weigh_by_history"]["ticks"] == kept + 2
+    assert state(again, kept + 2)["hadw"]["weight_by_history"]["updates"] == kept + 2

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.slow, pytest.mark.runs(2)]
 CASES = {
     "dvao": ("dvao", "algorithm.rewards.keys=[score,length]"),
     "rvpo": ("rvpo", "algorithm.rewards.keys=[score,length]"),
-    "rubric": ("gdpo", "algorithm.rewards.keys=[rubric,length]", "algorithm.rewards.by_item=[rubric]"),
+    "rubric": ("gdpo", "algorithm.rewards.keys=[rubric,length]", "algorithm.rewards.rubrics=[rubric]"),
 }
 
 
@@ -43,4 +43,4 @@ def test_it_goes_on_exactly(start, tiny, tmp_path, case, trainer):
     assert_same_steps(again, whole, first=2)
     assert all(values["actor/grad_norm"] > 0 for values in whole.values())
     if case == "rubric":  # 8 of the prompts
-        assert all(2 < values["reward/rubric/items"] < 9 for values in whole.values())
+        assert all(2 < values["reward/rubric/criteria"] < 9 for values in whole.values())

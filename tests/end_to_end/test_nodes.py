@@ -108,7 +108,7 @@ def test_two_nodes_train_save_and_resume_with_the_numbers_of_two_ranks_on_one_no
     assert_equal_metrics(found, expected)
     runs.check_estimator("hadw", found, steps=(1, 2, 3, 4))
     for values in found.values():
-        assert values["actor/rows_kept"] == pytest.approx(1 - values["advantage/zero_share"])
+        assert values["actor/rows_kept"] == pytest.approx(1 - values["advantage/zero_fraction"])
         assert values["actor/prompt_tokens_saved"] > 0.3
     assert min(values["actor/rows_kept"] for values in found.values()) < 1.0
     shards = resumed.folder.glob("checkpoints/global_step_4/actor/model_world_size_2_rank_*.pt")

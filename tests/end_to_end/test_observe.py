@@ -29,7 +29,7 @@ def test_a_run_that_filters_and_dumps_and_is_reported(start, tmp_path, capsys):
     assert run.wait(TIMEOUT) == 0, run.tail()
     finished, dropped = run.column("filter_groups/finished_total"), run.column("filter_groups/dropped_total")
     assert all(count - gone >= 8 for count, gone in zip(finished, dropped, strict=True))  # eight prompts a batch
-    assert run.column("reward/score/dead_groups")[0] < 1
+    assert run.column("reward/score/zero_variance_group_fraction")[0] < 1
     assert len(list(dump.glob("from-0-0/advantages-*.parquet"))) == 3
     assert main(["report", f"run={run.folder}", "--window", "2"]) == 0
     assert "1-3" in capsys.readouterr().out

@@ -92,7 +92,7 @@ def test_the_reward_rises_and_a_run_killed_while_it_saves_goes_on_exactly(start)
     assert 4 <= kept <= last + 1  # a step is saved before it is logged
     last = min(kept, last)
     saved = state(killed, kept)
-    assert saved["hadw"]["weigh_by_history"]["ticks"] == kept
+    assert saved["hadw"]["weight_by_history"]["updates"] == kept
 
     # It goes on from two steps before, and so does again what nothing had disturbed.
     for step, path in steps_saved(killed).items():

@@ -8,10 +8,10 @@ from tests.end_to_end.run import ROOT
 from tests.end_to_end.test_agents import dumped, history
 from tests.end_to_end.test_training import TIMEOUT, latest
 from verl_ext import Batch, Settings, Turns, build
-from verl_ext.core.history import WeighByHistory
+from verl_ext.core.history import WeightByHistory
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow, pytest.mark.runs(2)]
-SETTINGS = {"rewards": {"keys": ["right"], "by_turn": ["right"], "accuracy_key": "acc"}}
+SETTINGS = {"rewards": {"keys": ["right"], "per_turn": ["right"], "accuracy_key": "acc"}}
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def begin(start, tmp_path):
             "run",
             "algorithm.adv_estimator=hadw",
             "algorithm.rewards.keys=[right]",
-            "algorithm.rewards.by_turn=[right]",
+            "algorithm.rewards.per_turn=[right]",
             "algorithm.rewards.accuracy_key=acc",
             f"algorithm.verl_ext.dump_dir={tmp_path}/run/dump",
             *(f"data.{split}_files={task}/{split}.parquet" for split in ("train", "val")),
@@ -55,7 +55,7 @@ def test_hadw_goes_on_after_it_was_killed_and_its_advantages_are_those_of_the_co
     killed.process.wait()
     kept = latest(killed)
     before = history(killed, kept)
-    assert before["ticks"] == kept
+    assert before["updates"] == kept
 
     again = begin(trainer, steps=kept + 1)
     assert again.wait(TIMEOUT) == 0, again.tail()
@@ -67,9 +67,9 @@ def test_hadw_goes_on_after_it_was_killed_and_its_advantages_are_those_of_the_co
         accuracy=turns.accuracy,
         turns=Turns(turns.turn.to_numpy() - 1, columns=(0,)),
     )
-    undisturbed = build("hadw", Settings.parse(SETTINGS))(batch, {WeighByHistory.name: before})
+    undisturbed = build("hadw", Settings.parse(SETTINGS))(batch, {WeightByHistory.name: before})
     np.testing.assert_allclose(turns.advantage, undisturbed.advantages, rtol=0, atol=1e-12)
-    assert history(again, kept + 1) == undisturbed.state[WeighByHistory.name]
+    assert history(again, kept + 1) == undisturbed.state[WeightByHistory.name]
     assert set(turns.turn) == {1, 2, 3}
     logged = again.metrics[kept + 1]
     assert logged["advantage/turns"] == pytest.approx(len(turns) / 32)

@@ -20,13 +20,13 @@ BASES = sorted({*BUILT_IN, *ROWS} - {OWN_LIST, "hadw", "maxrl"})
 def unwhitened(conflict: str, tau: float = 0.2) -> list[Any]:
     """The steps of gd2po without the last."""
     drop = {"step": "drop_conflicts", "conflict": conflict, "tau": tau}
-    return ["centre", {"step": "scale_by_std", "epsilon": 1e-6}, drop, "weigh_and_sum"]
+    return ["center", {"step": "scale_by_std", "epsilon": 1e-6}, drop, "weighted_sum"]
 
 
 # Every estimator of the package, and hadw on every base in the middle of a run, where Phi is not 1.
 ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, KEYS) for name in BASES},
-    "nearly cancelling": (OWN_LIST, KEYS | {OWN_LIST: {"steps": unwhitened("snr", 0.5)}}),
+    "nearly canceling": (OWN_LIST, KEYS | {OWN_LIST: {"steps": unwhitened("snr", 0.5)}}),
     "gdpo over tokens": ("gdpo", KEYS | {"gdpo": {"whiten": "token"}}),
     "dgpo by sequences, std": ("dgpo", KEYS | {"dgpo": {"dgae": False, "balance": "sequence"}}),
     "hadw on grpo": ("hadw", KEYS),
@@ -42,7 +42,7 @@ SHIFTS = ("gdpo over tokens", *SHIFTED, *(f"hadw on {name}" for name in SHIFTED)
 def started(config: dict[str, Any]) -> dict[str, Any]:
     """The state of hadw in the middle of a run; other estimators do not look at it."""
     anchor = config.get("hadw", {}).get("anchor", "soft")
-    return {"weigh_by_history": {"anchor": anchor, "value": 0.4, "window": [0.2, 0.6, 0.4], "ticks": 3}}
+    return {"weight_by_history": {"anchor": anchor, "value": 0.4, "window": [0.2, 0.6, 0.4], "updates": 3}}
 
 
 def components(rollout: Rollout) -> dict[str, np.ndarray]:

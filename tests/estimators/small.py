@@ -16,7 +16,7 @@ X, Y = [1.0, 0.0, 0.0, 2.0], [0.0, 1.0, 5.0, 3.0]
 def config_for(name: str, **more: Any) -> dict[str, Any]:
     """What an estimator cannot do without."""
     if name == "compose":
-        return {"compose": {"steps": ["weigh_and_sum", "centre"]}} | more
+        return {"compose": {"steps": ["weighted_sum", "center"]}} | more
     per_reward = name == "gdpo" or (name in ROWS and not ROWS[name].steps[0].sums)
     return (GDPO if per_reward else {}) | ({name: NEEDED[name]} if name in NEEDED else {}) | more
 

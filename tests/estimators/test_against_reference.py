@@ -62,7 +62,7 @@ def test_gdpo(rollout, weights, scale, whiten, epsilon, conditions, norm_by_std)
         epsilon=epsilon,
         conditions=conditions,
     )
-    written = {easy: {"on": hard, "at_least": threshold} for easy, (hard, threshold) in conditions.items()}
+    written = {easy: {"reward": hard, "at_least": threshold} for easy, (hard, threshold) in conditions.items()}
     gdpo = {"scale": scale, "whiten": whiten, "epsilon": epsilon}
     config = {"gdpo": gdpo, "norm_adv_by_std_in_grpo": norm_by_std or scale == "mad"}
     named = rewards(weights)["rewards"] | {"conditions": written}
@@ -132,7 +132,7 @@ def test_hadw_over_several_batches(batches, weights, base, anchor, scale, window
         wanted = memory.reweigh(base_of(base, rollout, weights), rollout.uids, rollout.accuracy)
         state = json.loads(json.dumps(check("hadw", rollout, config, wanted, state), allow_nan=False))  # a resume
         if anchor == "soft" and memory.capability is not None:
-            assert math.isclose(state["weigh_by_history"]["value"], memory.capability, abs_tol=1e-12)
+            assert math.isclose(state["weight_by_history"]["value"], memory.capability, abs_tol=1e-12)
 
 
 @pytest.mark.parametrize("size", [4, 8])
@@ -146,7 +146,7 @@ def test_a_reward_of_tenths_in_float32_conflicts_as_in_float64(size, conflict, w
     chain = build("compose", Settings.parse(rewards | {"compose": {"steps": unwhitened(conflict)}}))
     exact, rounded = (chain(Batch.of(each, uids, keys=("x", "y"))) for each in (tenths, tenths.astype(np.float32)))
     assert exact.metrics == rounded.metrics
-    assert exact.metrics["conflict_share"] > 0.2
+    assert exact.metrics["conflict_fraction"] > 0.2
     np.testing.assert_allclose(rounded.advantages, exact.advantages, atol=1e-5 * weights[0])
 
 
@@ -187,4 +187,4 @@ def test_a_response_exactly_at_tau_is_kept():
     own = {"conflict": "snr", "tau": 0.0}
     settings = Settings.parse({"rewards": {"keys": ["x", "y"]}, "gd2po": own, "norm_adv_by_std_in_grpo": False})
     batch = Batch.of([[1.0, 4.0], [3, 0], [2, 5], [2, 3]], list("aaaa"), keys=("x", "y"))
-    assert build("gd2po", settings)(batch).metrics["dropped_share"] == 0
+    assert build("gd2po", settings)(batch).metrics["dropped_fraction"] == 0

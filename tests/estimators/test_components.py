@@ -119,7 +119,7 @@ def test_the_accuracy_is_acc_else_the_score_else_what_is_named(name):
         returned = [*given.get("components", ())]
         return metrics_of(name, [1.0, 0.0, 0.0, 0.0], UIDS, returned=returned, **given)
 
-    watched = "dgpo/all_wrong_groups" if name == "dgpo" else "hadw/batch_accuracy"
+    watched = "dgpo/all_incorrect_groups" if name == "dgpo" else "hadw/batch_accuracy"
     # score: a 1/2, b 0; acc: a 1/2, b 1/2; x scaled: a 1/2 and b 1.
     columns = {"acc": np.array([1.0, 0, 1, 0]), "mine": np.array([1.0, 0, 1, 1])}
     found = [

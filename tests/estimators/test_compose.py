@@ -9,7 +9,7 @@ import pytest
 from tests.estimators import every
 from tests.estimators.every import KEYS
 from tests.facts import facts
-from verl_ext import ESTIMATORS, Centre, Chain, Settings, WeighAndSum, build
+from verl_ext import ESTIMATORS, Center, Chain, Settings, WeightedSum, build
 from verl_ext.core.lists import STEPS, as_list
 from verl_ext.errors import ConfigurationError
 from verl_ext.estimators.hadw import bases
@@ -41,72 +41,75 @@ def test_every_step_stands_in_the_list_of_some_estimator():
     """Or in a list of docs/pages/lists.md; tests/test_docs_lists.py computes with those."""
     named = [*EVERY, ("maxrl", {})]
     used = {step.name for name, config in named for step in build(name, Settings.parse(config)).steps}
-    assert used | {"shorten"} >= set(STEPS)  # an estimator may have steps of its own
+    assert used | {"length_penalty"} >= set(STEPS)  # an estimator may have steps of its own
 
 
 def composed(*steps, **algorithm):
     return build("compose", Settings.parse({"compose": {"steps": list(steps)}} | algorithm))
 
 
-SUMMED = ["weigh_and_sum", "centre"]
-SAW = {"step": "weigh_by_variation", "lowest": [0.0]}
+SUMMED = ["weighted_sum", "center"]
+SAW = {"step": "weight_by_variation", "min_values": [0.0]}
 WRONG = [
     ([], ("algorithm.compose.steps=[...]", "verl_ext show gdpo")),
-    (["centr", "weigh_and_sum"], ("steps[0]", "'centr'", "did you mean 'centre'", "'balance'", "package.module:Class")),
-    (["centre"], ("algorithm.compose.steps", "weigh_and_sum", "found 0")),
-    ([*SUMMED, "weigh_and_sum"], ("weigh_and_sum", "found 2")),
-    (["centre", "soft_min", "weigh_and_sum"], ("algorithm.compose.steps", "found 2")),
+    (["centr", "weighted_sum"], ("steps[0]", "'centr'", "did you mean 'center'", "'balance'", "package.module:Class")),
+    (["center"], ("algorithm.compose.steps", "weighted_sum", "found 0")),
+    ([*SUMMED, "weighted_sum"], ("weighted_sum", "found 2")),
+    (["center", "soft_min", "weighted_sum"], ("algorithm.compose.steps", "found 2")),
     # What must come before a step.
-    (["weigh_and_sum", "scale_by_std"], ("steps[1]", "scale_by_std", "must come after centre")),
-    (["drop_conflicts", "centre", "weigh_and_sum"], ("steps[0]", "drop_conflicts", "must come after centre")),
-    (["weigh_and_sum", "weigh_by_history"], ("steps[1]", "weigh_by_history", "must come after centre")),
-    (["centre", "weigh_by_history", "weigh_and_sum"], ("weigh_by_history", "must come after weigh_and_sum")),
-    ([{"step": "shorten", "weight": 0.1}, *SUMMED], ("steps[0]", "shorten", "must come after weigh_and_sum")),
+    (["weighted_sum", "scale_by_std"], ("steps[1]", "scale_by_std", "must come after center")),
+    (["drop_conflicts", "center", "weighted_sum"], ("steps[0]", "drop_conflicts", "must come after center")),
+    (["weighted_sum", "weight_by_history"], ("steps[1]", "weight_by_history", "must come after center")),
+    (["center", "weight_by_history", "weighted_sum"], ("weight_by_history", "must come after weighted_sum")),
+    (
+        [{"step": "length_penalty", "weight": 0.1}, *SUMMED],
+        ("steps[0]", "length_penalty", "must come after weighted_sum"),
+    ),
     # What must not.
     *(
         ([*SUMMED, name, "scale_by_std"], ("steps[3]", "scale_by_std", f"not come after {name}"))
-        for name in ("balance", "weigh_by_difficulty", "weigh_by_history", "weigh_by_focal", "whiten")
+        for name in ("balance", "weight_by_difficulty", "weight_by_history", "weight_by_focal", "whiten")
     ),
-    (["centre", "drop_conflicts", "scale_by_mad", "weigh_and_sum"], ("scale_by_mad", "not come after drop_conflicts")),
-    ([*SUMMED, "drop_conflicts"], ("steps[2]", "drop_conflicts", "not come after weigh_and_sum")),
-    ([*SUMMED, "scale_by_common_std"], ("steps[2]", "scale_by_common_std", "not come after weigh_and_sum")),
-    (["centre", "scale_by_correlation", "weigh_and_sum", "scale_by_std"], ("not come after scale_by_correlation",)),
-    (["centre", "weigh_by_density", "scale_by_std", "soft_min"], ("steps[2]", "not come after weigh_by_density")),
+    (["center", "drop_conflicts", "scale_by_mad", "weighted_sum"], ("scale_by_mad", "not come after drop_conflicts")),
+    ([*SUMMED, "drop_conflicts"], ("steps[2]", "drop_conflicts", "not come after weighted_sum")),
+    ([*SUMMED, "scale_by_common_std"], ("steps[2]", "scale_by_common_std", "not come after weighted_sum")),
+    (["center", "scale_by_correlation", "weighted_sum", "scale_by_std"], ("not come after scale_by_correlation",)),
+    (["center", "weight_by_density", "scale_by_std", "soft_min"], ("steps[2]", "not come after weight_by_density")),
     ([*SUMMED, "balance", "whiten"], ("steps[3]", "whiten", "not come after balance")),
-    ([*SUMMED, "divide_by_batch_std"], ("steps[2]", "divide_by_batch_std", "not come after centre")),
+    ([*SUMMED, "divide_by_batch_std"], ("steps[2]", "divide_by_batch_std", "not come after center")),
     # A division that a later one undoes: of each reward, or of the sum.
     *(
-        (["weigh_and_sum", first, "centre", second], ("steps[3]", second, f"not come after {first}"))
+        (["weighted_sum", first, "center", second], ("steps[3]", second, f"not come after {first}"))
         for first in ("divide_by_mean", "divide_by_batch_std")
         for second in ("scale_by_std", "scale_by_mad")
     ),
-    (["divide_by_mean", "centre", "scale_by_std", "weigh_and_sum"], ("steps[2]", "not come after divide_by_mean")),
-    (["weigh_and_sum", "divide_by_batch_std", "divide_by_mean", "centre"], ("not come after divide_by_batch_std",)),
-    (["weigh_and_sum", "divide_by_batch_std", "centre", "whiten"], ("not come after divide_by_batch_std",)),
-    (["weigh_and_sum", "balance", "divide_by_mean", "centre"], ("divide_by_mean", "not come after balance")),
-    (["weigh_and_sum", "balance", "divide_by_batch_std", "centre"], ("divide_by_batch_std", "not come after balance")),
+    (["divide_by_mean", "center", "scale_by_std", "weighted_sum"], ("steps[2]", "not come after divide_by_mean")),
+    (["weighted_sum", "divide_by_batch_std", "divide_by_mean", "center"], ("not come after divide_by_batch_std",)),
+    (["weighted_sum", "divide_by_batch_std", "center", "whiten"], ("not come after divide_by_batch_std",)),
+    (["weighted_sum", "balance", "divide_by_mean", "center"], ("divide_by_mean", "not come after balance")),
+    (["weighted_sum", "balance", "divide_by_batch_std", "center"], ("divide_by_batch_std", "not come after balance")),
     ([*SUMMED, "scale_by_mad", "scale_by_std"], ("steps[3]", "scale_by_std", "not come after scale_by_mad")),
     ([*SUMMED, "scale_by_std", "scale_by_mad"], ("steps[3]", "scale_by_mad", "not come after scale_by_std")),
-    (["weigh_and_sum", {"step": "centre", "leave_one_out": True}, "scale_by_std"], ("scale_by_std", "leave_one_out")),
+    (["weighted_sum", {"step": "center", "leave_one_out": True}, "scale_by_std"], ("scale_by_std", "leave_one_out")),
     (
-        ["centre", SAW, "scale_by_std", "weigh_and_sum"],
-        ("steps[2]", "not come after weigh_by_variation"),
+        ["center", SAW, "scale_by_std", "weighted_sum"],
+        ("steps[2]", "not come after weight_by_variation"),
     ),
-    (["weigh_and_sum", SAW, "centre"], ("steps[1]", "not come after weigh_and_sum")),
-    ([*SUMMED, {"step": "shorten", "weight": 0.1}], ("steps[2]", "shorten", "not come after centre")),
-    (["weigh_and_sum", "shorten", "centre"], ("steps[1]", "shorten needs the setting 'weight'")),
+    (["weighted_sum", SAW, "center"], ("steps[1]", "not come after weighted_sum")),
+    ([*SUMMED, {"step": "length_penalty", "weight": 0.1}], ("steps[2]", "length_penalty", "not come after center")),
+    (["weighted_sum", "length_penalty", "center"], ("steps[1]", "length_penalty needs the setting 'weight'")),
     ([*SUMMED, "balance", "balance"], ("steps[3]", "balance", "not come after balance")),
-    ([*SUMMED, "weigh_by_history", "weigh_by_history"], ("weigh_by_history", "only once")),
+    ([*SUMMED, "weight_by_history", "weight_by_history"], ("weight_by_history", "only once")),
     # Settings of a step.
     ([*SUMMED, {"step": "scale_by_std", "epsilom": 1}], ("scale_by_std", "'epsilom'", "did you mean 'epsilon'")),
     ([*SUMMED, {"step": "balance", "over": "rows"}], ("balance.over", "'rows'", "valid: 'sequence', 'token'")),
-    ([{"step": "weigh_and_sum", "weights": [1]}, "centre"], ("weigh_and_sum", "algorithm.rewards.weights")),
+    ([{"step": "weighted_sum", "weights": [1]}, "center"], ("weighted_sum", "algorithm.rewards.weights")),
     ([{"step": "condition", "conditions": {}}, *SUMMED], ("steps[0]", "'condition'")),
     (
-        ["centre", {"step": "drop_conflicts", "tau": 0.5}, "weigh_and_sum"],
+        ["center", {"step": "drop_conflicts", "tau": 0.5}, "weighted_sum"],
         ("steps[1]", "tau=0.5", "conflict=hard", "conflict=snr"),
     ),
-    ([*SUMMED, {"step": "weigh_by_focal", "gamma": -1}], ("weigh_by_focal.gamma", "at least 0", "found -1")),
+    ([*SUMMED, {"step": "weight_by_focal", "gamma": -1}], ("weight_by_focal.gamma", "at least 0", "found -1")),
     # What is no step.
     *(
         ([item, *SUMMED], ("steps[0]", "{step: name, setting: value}", f"found {item!r}"))
@@ -115,7 +118,7 @@ WRONG = [
     (["no.such.module:Step", *SUMMED], ("'no.such.module:Step'", "No module named 'no'", "PYTHONPATH")),
     (["verl_ext.core.steps:Whitten", *SUMMED], ("verl_ext.core.steps", "no attribute 'Whitten'")),
     (["verl_ext.core.steps:listed", *SUMMED], ("'verl_ext.core.steps:listed'", "verl_ext.Step")),
-    (["verl_ext.core.steps:Centre", *SUMMED], ("'centre'", "rename 'verl_ext.core.steps:Centre'")),
+    (["verl_ext.core.steps:Center", *SUMMED], ("'center'", "rename 'verl_ext.core.steps:Center'")),
 ]
 
 
@@ -127,33 +130,33 @@ def test_a_wrong_list_is_refused_with_the_reason(steps, found):
 
 def test_hadw_takes_what_builds_on_no_other_and_can_be_followed(monkeypatch):
     def raw(_settings):
-        return Chain((WeighAndSum(),))
+        return Chain((WeightedSum(),))
 
-    def centred(settings):
-        return Chain((WeighAndSum(), Centre()))
+    def centered(settings):
+        return Chain((WeightedSum(), Center()))
 
-    others = {"raw": {"raw": raw}, "centred": {"centred": centred}, "broken": {}}
-    others["building"] = {"building": centred, "bases": lambda: ["grpo"]}
+    others = {"raw": {"raw": raw}, "centered": {"centered": centered}, "broken": {}}
+    others["building"] = {"building": centered, "bases": lambda: ["grpo"]}
     for name, module in others.items():
         monkeypatch.setitem(ESTIMATORS, name, name)
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**module))
-    assert bases() == [*sorted({*BUILT_IN, *ROWS} - {"hadw"}), "raw", "centred"]
+    assert bases() == [*sorted({*BUILT_IN, *ROWS} - {"hadw"}), "raw", "centered"]
     for base in ("hadw", "broken", "building"):
-        with pytest.raises(ConfigurationError, match=facts("algorithm.hadw.base", repr(base), "'centred', 'compose'")):
+        with pytest.raises(ConfigurationError, match=facts("algorithm.hadw.base", repr(base), "'centered', 'compose'")):
             build("hadw", Settings.parse({"hadw": {"base": base}}))
     with pytest.raises(
-        ConfigurationError, match=facts("algorithm.hadw.base=raw", "must come after centre", "compares")
+        ConfigurationError, match=facts("algorithm.hadw.base=raw", "must come after center", "compares")
     ):
         build("hadw", Settings.parse({"hadw": {"base": "raw"}}))
-    assert build("hadw", Settings.parse({"hadw": {"base": "centred"}})).stateful
-    steps = ["weigh_and_sum", "centre"]
+    assert build("hadw", Settings.parse({"hadw": {"base": "centered"}})).stateful
+    steps = ["weighted_sum", "center"]
     on_list = {"hadw": {"base": "compose"}, "compose": {"steps": steps}}
-    assert [step.name for step in build("hadw", Settings.parse(on_list)).steps] == [*steps, "weigh_by_history"]
+    assert [step.name for step in build("hadw", Settings.parse(on_list)).steps] == [*steps, "weight_by_history"]
     with pytest.raises(ConfigurationError, match="only once"):
-        build("hadw", Settings.parse({**on_list, "compose": {"steps": [*steps, "weigh_by_history"]}}))
+        build("hadw", Settings.parse({**on_list, "compose": {"steps": [*steps, "weight_by_history"]}}))
 
 
 def test_a_division_of_each_reward_and_one_of_the_sum_are_two_things():
-    assert composed({"step": "centre", "leave_one_out": True}, "weigh_and_sum", "centre", "scale_by_std").steps
-    for first in (["divide_by_batch_std", "centre"], ["divide_by_mean", "centre"], ["centre", "scale_by_mad"]):
-        assert composed(*first, "weigh_and_sum", "centre", "scale_by_std", "whiten").steps
+    assert composed({"step": "center", "leave_one_out": True}, "weighted_sum", "center", "scale_by_std").steps
+    for first in (["divide_by_batch_std", "center"], ["divide_by_mean", "center"], ["center", "scale_by_mad"]):
+        assert composed(*first, "weighted_sum", "center", "scale_by_std", "whiten").steps

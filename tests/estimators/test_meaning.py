@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from verl_ext import Batch, Settings, build
-from verl_ext.core.batch import Requirement, unit_accuracy
+from verl_ext.core.batch import Condition, unit_accuracy
 
 WITHOUT_STD = {"norm_adv_by_std_in_grpo": False}
 
@@ -14,7 +14,7 @@ def test_the_margin_of_a_threshold_is_a_millionth_of_it_or_of_one(threshold, siz
     """Rounding in float32 is less: float32(0.7) is 0.69999999, and has reached 0.7."""
     values = threshold + np.array([-1.5, -0.5, 0.5, 1.5]) * 1e-6 * size
     assert unit_accuracy(values, list("abcd"), key="k", threshold=threshold).tolist() == [0, 0, 0, 1]
-    assert Requirement("hard", threshold).met(values).tolist() == [0, 1, 1, 1]
+    assert Condition("hard", threshold).met(values).tolist() == [0, 1, 1, 1]
 
 
 def test_balance_by_sequences_counts_the_rows_over_which_the_loss_averages():
@@ -60,13 +60,13 @@ def test_kl_makes_no_group_of_dgpo_valid(dgae):
 
 def test_kl_of_a_list_and_of_hadw_on_grpo_acts_in_every_group():
     batch = Batch.of([[1.0]] * 8, list("aaaabbbb"), accuracy=[1.0] * 8, kl_reward=KL)
-    steps = ["weigh_and_sum", "centre", "scale_by_mad"]
+    steps = ["weighted_sum", "center", "scale_by_mad"]
     for name, config in (("compose", {"compose": {"steps": steps}}), ("hadw", {}), ("drgrpo", {})):
         assert (build(name, Settings.parse({"use_kl_in_reward": True, **config}))(batch).advantages != 0).all()
 
 
 def test_the_kl_of_a_response_whose_reward_does_not_count_is_kept():
     settings = Settings.parse({"use_kl_in_reward": True})
-    conditions = {"easy": Requirement("hard", 1.0)}
+    conditions = {"easy": Condition("hard", 1.0)}
     batch = Batch.of([[0, 1], [0, 1]], "aa", keys=("hard", "easy"), conditions=conditions, kl_reward=[0.0, -0.5])
     assert build("drgrpo", settings)(batch).advantages.tolist() == [0.25, -0.25]

@@ -36,21 +36,21 @@ def test_a_step_that_cannot_be_used_is_named_with_the_cause(step, told, tmp_path
         composed(*SUMMED, step)
 
 
-def test_a_step_of_one_s_own_may_be_the_centring():
-    chain = composed("weigh_and_sum", f"{OWN}:Middle", "scale_by_mad", "weigh_by_history", **XY)
+def test_a_step_of_one_s_own_may_be_the_centering():
+    chain = composed("weighted_sum", f"{OWN}:Middle", "scale_by_mad", "weight_by_history", **XY)
     assert [step.name for step in chain.steps][1] == "middle"
-    with pytest.raises(ConfigurationError, match=facts("divide_by_batch_std must not come after centre")):
-        composed("weigh_and_sum", f"{OWN}:Middle", "divide_by_batch_std", **XY)
+    with pytest.raises(ConfigurationError, match=facts("divide_by_batch_std must not come after center")):
+        composed("weighted_sum", f"{OWN}:Middle", "divide_by_batch_std", **XY)
 
 
 def test_a_step_of_one_s_own_may_be_the_sum():
-    chain = composed(f"{OWN}:Lowest", "centre", **XY)
+    chain = composed(f"{OWN}:Lowest", "center", **XY)
     assert chain(BATCH).advantages.tolist() == [0.5, -0.5, 0, 0]  # least: 1 0 | 0 0
     assert not chain.per_reward
-    with pytest.raises(ConfigurationError, match=facts("weigh_and_sum", "found 2")):
-        composed("weigh_and_sum", f"{OWN}:Lowest", "centre", **XY)
-    with pytest.raises(ConfigurationError, match=facts("drop_conflicts must not come after weigh_and_sum")):
-        composed("centre", f"{OWN}:Lowest", "drop_conflicts", **XY)
+    with pytest.raises(ConfigurationError, match=facts("weighted_sum", "found 2")):
+        composed("weighted_sum", f"{OWN}:Lowest", "center", **XY)
+    with pytest.raises(ConfigurationError, match=facts("drop_conflicts must not come after weighted_sum")):
+        composed("center", f"{OWN}:Lowest", "drop_conflicts", **XY)
 
 
 def trial(*steps, **algorithm):
@@ -66,9 +66,9 @@ def trial(*steps, **algorithm):
         ([*SUMMED, f"{OWN}:Pair"], ("'pair'", "[1, 2]")),
         ([f"{OWN}:Least", *SUMMED], ("'least'", "(12, 1)", "(12, 2)")),
         ([*SUMMED, f"{OWN}:Signs"], ("algorithm.rewards.weights", "no effect")),
-        (["whiten", *SUMMED], ("found 2", "weigh_and_sum first")),
-        ([f"{OWN}:Lowest", f"{OWN}:BySource", "centre"], ("algorithm.rewards.weights", "no effect")),
-        ([*SUMMED, "divide_by_mean"], ("divide_by_mean", "at least 0", "centre afterwards")),
+        (["whiten", *SUMMED], ("found 2", "weighted_sum first")),
+        ([f"{OWN}:Lowest", f"{OWN}:BySource", "center"], ("algorithm.rewards.weights", "no effect")),
+        ([*SUMMED, "divide_by_mean"], ("divide_by_mean", "at least 0", "center afterwards")),
     ],
 )
 def test_what_does_not_hold_is_found_on_a_made_up_batch(steps, told):
@@ -80,19 +80,19 @@ def test_a_list_that_holds_passes_the_made_up_batch(weights):
     rewards = {"keys": ["x", "y"], "weights": weights}
     for steps in (
         [*SUMMED, f"{OWN}:Slower"],
-        [*SUMMED, "weigh_by_difficulty", "weigh_by_history"],
-        ["centre", f"{OWN}:Clip", "weigh_and_sum", "whiten"],
+        [*SUMMED, "weight_by_difficulty", "weight_by_history"],
+        ["center", f"{OWN}:Clip", "weighted_sum", "whiten"],
     ):
         assert trial(*steps, rewards=rewards) is None
-    weighing = {"step": "weigh_by_variation", "lowest": [1.0, -3.0]}
+    weighing = {"step": "weight_by_variation", "min_values": [1.0, -3.0]}
     assert trial(weighing, *SUMMED, rewards=rewards) is None
-    assert says(trial(weighing | {"lowest": [1.0]}, *SUMMED, rewards=rewards), "lowest", "2 numbers")
+    assert says(trial(weighing | {"min_values": [1.0]}, *SUMMED, rewards=rewards), "min_values", "2 numbers")
     assert trial(*SUMMED, f"{OWN}:Signs") is None  # one reward: no weights to lose
 
 
-def test_what_rounding_leaves_after_a_step_that_centres_is_exactly_0():
+def test_what_rounding_leaves_after_a_step_that_centers_is_exactly_0():
     batch = Batch.of([[0.3], [np.float32(0.3)], [1.0], [0.0]], list("aabb"))
-    for steps in (["weigh_and_sum", f"{OWN}:Middle"], [f"{OWN}:Middle", "scale_by_std", "weigh_and_sum"]):
+    for steps in (["weighted_sum", f"{OWN}:Middle"], [f"{OWN}:Middle", "scale_by_std", "weighted_sum"]):
         assert trial(*steps) is None
         assert (composed(*steps)(batch).advantages != 0).tolist() == [False, False, True, True]
 
@@ -108,9 +108,9 @@ def test_only_the_command_line_says_what_code_compare_imports(capsys, tmp_path, 
     compare = partial(made.call, capsys, "compare")
     (tmp_path / "mine.py").write_text(Path(own_steps.__file__).read_text())
     monkeypatch.syspath_prepend(str(tmp_path))
-    steps = ["weigh_and_sum", "centre", {"step": "mine:Clip", "limit": 0.5}]
+    steps = ["weighted_sum", "center", {"step": "mine:Clip", "limit": 0.5}]
     folder, _ = made.dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})
-    named = "[weigh_and_sum,centre,{step:mine:Clip,limit:0.5}]"
+    named = "[weighted_sum,center,{step:mine:Clip,limit:0.5}]"
     del sys.modules["mine"]
     assert "compose" in compare(folder, "gdpo", made.KEYS)
     assert a_line_says(compare(folder, "compose", status=1), "'algorithm.compose.steps=[...]'")

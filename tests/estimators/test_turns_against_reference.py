@@ -119,12 +119,12 @@ DISCOUNT = st.sampled_from([1.0, 0.5])
 def test_drgrpo_and_grpo(batch, discount):
     rows = rows_of(batch, discount)
     check("drgrpo", batch, discount, {}, reference.drgrpo(total_of(rows), rows.labels))
-    grpo = {"compose": {"steps": ["weigh_and_sum", "centre", {"step": "scale_by_std", "epsilon": 1e-6}]}}
+    grpo = {"compose": {"steps": ["weighted_sum", "center", {"step": "scale_by_std", "epsilon": 1e-6}]}}
     check("compose", batch, discount, grpo, reference.grpo(total_of(rows), rows.labels))
 
 
 def by_sequence(total: list[float], rows: Rows) -> list[float]:
-    """Whitened so that each response counts once; groups are centred, so that nothing is subtracted."""
+    """Whitened so that each response counts once; groups are centered, so that nothing is subtracted."""
     counted = {}  # response to its scored rows; a response begins at turn 0
     response = -1
     for row, (_, turn) in enumerate(rows.labels):
@@ -152,7 +152,7 @@ def test_gdpo_with_conditions_before_the_returns(batch, discount, whiten, condit
         total = reference.weighted_total(scaled, WEIGHTS)
         reference.cancel(total, rows.labels)
         wanted = reference.learnt(total if whiten == "none" else by_sequence(total, rows))
-    written = {easy: {"on": hard, "at_least": threshold} for easy, (hard, threshold) in conditions.items()}
+    written = {easy: {"reward": hard, "at_least": threshold} for easy, (hard, threshold) in conditions.items()}
     check("gdpo", batch, discount, {"gdpo": {"whiten": whiten}, "rewards": REWARDS | {"conditions": written}}, wanted)
 
 
@@ -203,11 +203,11 @@ def test_hadw_compares_the_prompt_with_the_batch_each_response_once(batches, dis
 @given(sessions(), DISCOUNT)
 def test_focal_weights_are_those_of_the_prompt(batch, discount):
     rows = rows_of(batch, discount)
-    out = reference.centred(total_of(rows), rows.labels)
+    out = reference.centered(total_of(rows), rows.labels)
     for row, uid in enumerate(rows.prompts):
         mine = reference.scored([one.accuracy for one in batch if one.uid == uid])
         out[row] *= 1 - statistics.fmean(mine) if mine else 1.0
-    steps = ["weigh_and_sum", "centre", "weigh_by_focal"]
+    steps = ["weighted_sum", "center", "weight_by_focal"]
     check("compose", batch, discount, {"compose": {"steps": steps}}, reference.learnt(out))
 
 

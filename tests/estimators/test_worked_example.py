@@ -29,9 +29,9 @@ def test_the_core_and_the_registered_function_give_the_row_of_dgpo():
 def test_dgpo_logs_the_numbers_of_the_row():
     metrics = metrics_of("dgpo", ACC, UIDS, lengths=LENGTHS)
     assert metrics["dgpo/balance_z"] == pytest.approx(32 / 22)
-    assert metrics["dgpo/dead_share"] == pytest.approx(4 / 12)  # the four rows of C
+    assert metrics["dgpo/zero_variance_fraction"] == pytest.approx(4 / 12)  # the four rows of C
     assert metrics["dgpo/difficulty_weight_max"] == pytest.approx(1.124353, abs=1e-6)
     assert metrics["dgpo/difficulty_weight_min"] == pytest.approx(0.875647, abs=1e-6)
     assert metrics["dgpo/valid_groups"] == 2
-    assert metrics["dgpo/all_right_groups"] == 0
-    assert metrics["dgpo/all_wrong_groups"] == 1
+    assert metrics["dgpo/all_correct_groups"] == 0
+    assert metrics["dgpo/all_incorrect_groups"] == 1

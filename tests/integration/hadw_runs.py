@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 HADW = ("algorithm.adv_estimator=hadw", "+algorithm.rewards.keys=[acc]")
 
 
-def capability(ticks: int, value: float = 0.1 + 0.2) -> dict[str, Any]:
-    return {"weigh_by_history": {"anchor": "soft", "value": value, "window": [1 / 3, value], "ticks": ticks}}
+def capability(updates: int, value: float = 0.1 + 0.2) -> dict[str, Any]:
+    return {"weight_by_history": {"anchor": "soft", "value": value, "window": [1 / 3, value], "updates": updates}}
 
 
 def train(pipeline: "Pipeline", folder: Path, steps: int, *overrides: str, cls: type[Any] | None = None) -> Any:

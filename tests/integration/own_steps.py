@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from verl_ext import Step, StepResult, limited
+from verl_ext import Step, StepResult, bounded
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Clip(Step):
     """`x` between -limit and limit."""
 
     name: ClassVar[str] = "clip"
-    limit: float = limited(1.0, above=0.0)
+    limit: float = bounded(1.0, above=0.0)
 
     def apply(self, values, batch):
         return np.clip(values, -self.limit, self.limit)
@@ -43,7 +43,7 @@ class Middle(Step):
     """`x` less the mean of its group."""
 
     name = "middle"
-    centres = True
+    centers = True
 
     def apply(self, values, batch):
         return values - batch.groups.broadcast(batch.groups.mean(values))

@@ -9,7 +9,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_ext import by_turn
+from verl_ext import per_turn
 
 FAILING = "!"
 
@@ -29,7 +29,7 @@ def earned(answer: str) -> dict[str, Any]:
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, Any]:
     """verl's custom reward function. By turn: 1 for each draft, then the accuracy."""
     result = earned(solution_str)
-    return result | {"steps": by_turn([1.0] * (extra_info or {}).get("drafts", 0) + [result.get("acc", 0.0)])}
+    return result | {"steps": per_turn([1.0] * (extra_info or {}).get("drafts", 0) + [result.get("acc", 0.0)])}
 
 
 class Client:

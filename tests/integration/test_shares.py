@@ -1,4 +1,4 @@
-"""`advantage/share/<key>`: which reward decides."""
+"""`advantage/contribution/<key>`: which reward decides."""
 
 import math
 
@@ -28,7 +28,7 @@ def test_the_shares_are_those_of_plain_loops_and_add_up_to_1(rollout, norm, kl):
     totals = [total + kl for total, kl in zip(totals, added, strict=True)]
     wanted = reference.shares(parts, totals, reference.grpo(totals, uids, norm_by_std=norm), uids)
     named = dict(zip(["a", "b", *["rest"] * kl], wanted, strict=False))
-    assert found == pytest.approx({f"advantage/share/{name}": share for name, share in named.items()}, abs=1e-9)
+    assert found == pytest.approx({f"advantage/contribution/{name}": share for name, share in named.items()}, abs=1e-9)
     assert sum(found.values()) == pytest.approx(1 if wanted else 0)
 
 
@@ -36,7 +36,7 @@ def shares(name, components, uids=GROUP, **config):
     """What a run with these rewards logs."""
     config["rewards"] = {"keys": list(components)}
     found = metrics_of(name, [0.0] * len(uids), uids, components=components, config=config)
-    return {key.rpartition("/")[2]: value for key, value in found.items() if key.startswith("advantage/share/")}
+    return {key.rpartition("/")[2]: value for key, value in found.items() if key.startswith("advantage/contribution/")}
 
 
 def test_on_the_sum_the_large_reward_decides_and_under_gdpo_both_do():
@@ -55,5 +55,5 @@ class Smallest(Step):
 
 def test_nothing_is_logged_where_no_sum_varies_or_has_parts_and_where_one_reward_has_all():
     assert not shares("gdpo", {"a": LARGE, "b": [-x for x in LARGE]})
-    assert not shares("compose", {"a": LARGE, "b": SMALL}, compose={"steps": [f"{__name__}:Smallest", "centre"]})
+    assert not shares("compose", {"a": LARGE, "b": SMALL}, compose={"steps": [f"{__name__}:Smallest", "center"]})
     assert not shares("drgrpo", {"a": LARGE})

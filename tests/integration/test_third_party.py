@@ -18,14 +18,14 @@ broken = other_broken
 plain = other_plain
 """
 MODULE = '''
-"""Fading: centred rewards, fading with the number of batches.
+"""Fading: centered rewards, fading with the number of batches.
 
     A_i = (r_i - mean_g(r)) * rate^t
 """
 
 from dataclasses import dataclass
 
-from verl_ext import Centre, Chain, Step, StepResult, WeighAndSum, limited
+from verl_ext import Center, Chain, Step, StepResult, WeightedSum, bounded
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Fade(Step):
     """`x * rate^t`."""
 
     name = "fade"
-    rate: float = limited(0.5, above=0.0, high=1.0)
+    rate: float = bounded(0.5, above=0.0, high=1.0)
 
     def init(self):
         return {"batches": 0}
@@ -48,7 +48,7 @@ class Fade(Step):
 class FadingSettings:
     """`algorithm.fading`."""
 
-    rate: float = limited(0.5, above=0.0, high=1.0)
+    rate: float = bounded(0.5, above=0.0, high=1.0)
     """Factor per batch."""
 
 
@@ -56,16 +56,16 @@ SECTION = FadingSettings
 
 
 def fading(settings):
-    """Centre and fade."""
-    return Chain((WeighAndSum(settings.rewards.weights), Centre(), Fade(settings.of("fading", FadingSettings).rate)))
+    """Center and fade."""
+    return Chain((WeightedSum(settings.rewards.weights), Center(), Fade(settings.of("fading", FadingSettings).rate)))
 
 
 '''
 PLAIN = """
-from verl_ext import Centre, Chain, WeighAndSum
+from verl_ext import Center, Chain, WeightedSum
 
 def plain(settings):
-    return Chain((WeighAndSum(), Centre()))
+    return Chain((WeightedSum(), Center()))
 """
 STORY = """
 import logging
@@ -132,7 +132,7 @@ def test_it_is_registered_checked_logged_saved_and_shown(told):
 
 
 def test_one_without_a_docstring_is_shown(told):
-    assert "compose.steps=[weigh_and_sum,centre]" in told.stdout
+    assert "compose.steps=[weighted_sum,center]" in told.stdout
 
 
 def test_a_name_of_ours_or_one_that_verl_does_not_look_up_cannot_be_taken(told):

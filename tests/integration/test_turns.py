@@ -15,7 +15,7 @@ from tests.batches import rollouts
 from tests.calls import call_on_tensors, object_array
 from tests.estimators.every import EVERY, components
 from tests.estimators.every import run as computed
-from verl_ext import DataError, Settings, build, by_turn
+from verl_ext import DataError, Settings, build, per_turn
 from verl_ext.core.rows import Rows, broadcast
 from verl_ext.core.turns import TurnSpans
 from verl_ext.errors import ConfigurationError
@@ -24,7 +24,7 @@ from verl_ext.integration.advantage import compute
 from verl_ext.integration.run import Run
 from verl_ext.integration.table import Needs, of_batch
 
-CONFIG = {"rewards": {"keys": ["tool", "right"], "by_turn": ["tool"], "turn_discount": 0.5}}
+CONFIG = {"rewards": {"keys": ["tool", "right"], "per_turn": ["tool"], "turn_discount": 0.5}}
 # Two prompts; two turns, one, three with a tool's tokens between them, one.
 MASKS = [[1, 1, 0, 1, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0], [0, 1, 0, 1, 1, 0, 1], [1, 0, 0, 0, 0, 0, 0]]
 TOOL = [[1.0, 0.0], [1.0], [0.0, 1.0, 1.0], [0.0]]
@@ -54,7 +54,7 @@ def advantages(
 
 
 def texts(lists: list[list[float]]) -> list[str]:
-    return [by_turn(entries) for entries in lists]
+    return [per_turn(entries) for entries in lists]
 
 
 def test_each_turn_has_its_advantage_on_its_tokens():
@@ -114,13 +114,13 @@ def test_turns_are_the_runs_of_ones_and_outputs_of_a_session_follow_one_another(
 def test_with_one_turn_each_nothing_changes_to_the_last_bit(name, config, rollout):
     plain = computed(name, config, rollout)
     columns = components(rollout) | {"a": object_array([[entry] for entry in rollout.columns["a"]])}
-    config = config | {"rewards": config["rewards"] | {"by_turn": ["a"], "turn_discount": 0.3}}
+    config = config | {"rewards": config["rewards"] | {"per_turn": ["a"], "turn_discount": 0.3}}
     found = computed(name, config, rollout, components=columns)
     assert torch.equal(found.tensor, plain.tensor)
     assert found.state == plain.state
 
 
-@pytest.mark.parametrize("rejected", ["keep", "leave_out"])
+@pytest.mark.parametrize("rejected", ["keep", "exclude"])
 def test_a_rejected_response_keeps_its_turns_or_leaves(rejected):
     """On the default trainer the turns are read before rollout correction empties a mask."""
     config = {"rewards": CONFIG["rewards"] | {"rejected": rejected}}
@@ -146,15 +146,15 @@ def test_a_missing_entry_at_the_end_is_0_and_counted_and_a_batch_without_any_is_
     for _ in range(2):
         short = advantages("drgrpo", MASKS, {"tool": texts(lists), "right": RIGHT}, run=run)
         assert run.metrics["reward/tool/missing_entries"] == sum(map(len, TOOL)) - sum(map(len, lists))
-        assert run.metrics["reward/tool/cut_entries"] == 0
+        assert run.metrics["reward/tool/truncated_entries"] == 0
     warned = [record.getMessage() for record in caplog.records]
     assert len(warned) == (not any(lists))
-    assert all("'tool'" in text and "by_turn" in text for text in warned)
+    assert all("'tool'" in text and "per_turn" in text for text in warned)
     assert torch.equal(short, advantages("drgrpo", MASKS, {"tool": texts(full), "right": RIGHT}))
 
 
 def test_entries_that_are_not_scored_are_left_out():
-    assert math.isnan(json.loads(by_turn([math.nan]))[0])
+    assert math.isnan(json.loads(per_turn([math.nan]))[0])
     lists = [[1.0, math.nan], [1.0], [0.0, 1.0, 1.0], [0.0]]
     found = advantages("gdpo", MASKS, {"tool": texts(lists), "right": RIGHT})
     assert torch.isfinite(found).all()
@@ -165,14 +165,14 @@ def test_entries_that_are_not_scored_are_left_out():
     ("value", "told"),
     [
         ("[1.0, 0.0, 1.0]", ("'p'", "3 entries", "2 turns")),
-        (1.0, ("'p'", "by_turn([...])")),
-        ("1.0", ("'p'", "by_turn([...])")),
-        ("not a list", ("'p'", "by_turn([...])")),
-        ('["a"]', ("'p'", "by_turn([...])")),
-        ([1.0, 0.0], ("'p'", "by_turn([...])")),
-        (None, ("'p'", "by_turn([...])")),
-        (f"[{10**400}]", ("'p'", "by_turn([...])")),
-        ("[" * 100_000, ("'p'", "by_turn([...])")),
+        (1.0, ("'p'", "per_turn([...])")),
+        ("1.0", ("'p'", "per_turn([...])")),
+        ("not a list", ("'p'", "per_turn([...])")),
+        ('["a"]', ("'p'", "per_turn([...])")),
+        ([1.0, 0.0], ("'p'", "per_turn([...])")),
+        (None, ("'p'", "per_turn([...])")),
+        (f"[{10**400}]", ("'p'", "per_turn([...])")),
+        ("[" * 100_000, ("'p'", "per_turn([...])")),
         ("[Infinity]", ("'p'", "finite")),
     ],
 )
@@ -184,19 +184,19 @@ def test_a_wrong_list_is_an_error_that_names_the_response(value, told):
 
 @pytest.mark.parametrize("entries", ["12", b"12", {1: 0.5}], ids=str)
 def test_by_turn_refuses_what_is_no_list_of_numbers(entries):
-    with pytest.raises(DataError, match="by_turn"):
-        by_turn(entries)
+    with pytest.raises(DataError, match="per_turn"):
+        per_turn(entries)
 
 
 @pytest.mark.parametrize("value", ["[1.0, 0.0]", [1.0, 0.0]])
 def test_a_list_that_was_not_announced_is_an_error_that_says_how(value):
     config = {"rewards": {"keys": ["tool", "right"]}}
-    with pytest.raises(DataError, match="by_turn"):
+    with pytest.raises(DataError, match="per_turn"):
         advantages("drgrpo", MASKS, {"tool": [value, *texts(TOOL)[1:]], "right": RIGHT}, config=config)
 
 
 def test_a_reward_that_does_not_exist_is_an_error():
-    with pytest.raises(ConfigurationError, match="by_turn"):
+    with pytest.raises(ConfigurationError, match="per_turn"):
         advantages("drgrpo", MASKS, {"right": RIGHT})
 
 
@@ -207,7 +207,7 @@ def test_entries_of_a_response_that_was_cut_are_dropped_and_counted():
     fields = {"tool": ["[1.0, 0.0, 5.0, 5.0]", *texts(TOOL)[1:]], "right": RIGHT}
     found = advantages("drgrpo", MASKS, fields, attention=attention, run=run)
     assert torch.equal(found, advantages("drgrpo", MASKS, {"tool": texts(TOOL), "right": RIGHT}))
-    assert run.metrics["reward/tool/cut_entries"] == 2
+    assert run.metrics["reward/tool/truncated_entries"] == 2
     assert run.metrics["reward/tool/missing_entries"] == 0
     fields["tool"][1] = "[1.0, 0.0]"  # its response was not cut
     with pytest.raises(DataError, match="'p'"):

@@ -19,14 +19,14 @@ from same_as.spelling import PROBES, Spelling, features, newest  # noqa: E402
 import verl_ext  # noqa: E402
 
 NAN = float("nan")
-STATE = {"weigh_by_history": {"value": 0.5, "window": [0.25], "ticks": 2}}
+STATE = {"weight_by_history": {"value": 0.5, "window": [0.25], "updates": 2}}
 OUTCOME = {
     "error": None,
     "text": "",
     "batches": [
         {
             "advantages": [np.array([0.5, 0.0, NAN])],
-            "metrics": {"hadw/tick": 2.0, "reward/acc/mean": 0.1 + 0.2},
+            "metrics": {"hadw/updates": 2.0, "reward/acc/mean": 0.1 + 0.2},
             "state": STATE,
         }
     ],
@@ -57,9 +57,9 @@ def metrics(**more):
         (in_batch("advantages", [np.array([0.5, 0.0])]), "shape"),
         (metrics(**{"reward/acc/mean": 0.3001}), "metric reward/acc/mean"),
         (metrics(other=1.0), "metric other of batch 1: only in the new version"),
-        (in_batch("metrics", {"hadw/tick": 2.0}), "metric reward/acc/mean of batch 1: only in the old version"),
-        (in_batch("state", {"weigh_by_history": {**STATE["weigh_by_history"], "ticks": 3}}), "ticks: 2 | 3"),
-        (in_batch("state", {"weigh_by_history": {"value": 0.5, "window": [0.25]}}), "ticks: only in the old"),
+        (in_batch("metrics", {"hadw/updates": 2.0}), "metric reward/acc/mean of batch 1: only in the old version"),
+        (in_batch("state", {"weight_by_history": {**STATE["weight_by_history"], "updates": 3}}), "updates: 2 | 3"),
+        (in_batch("state", {"weight_by_history": {"value": 0.5, "window": [0.25]}}), "updates: only in the old"),
         (lambda outcome: outcome.update(error="DataError"), "the new version DataError"),
         (lambda outcome: outcome.update(dumps=[]), "dump 1: only in the old version"),
         (lambda outcome: outcome["dumps"][0].update(advantage=[0.4]), "column advantage"),
@@ -84,9 +84,9 @@ def test_rounding_and_other_words_are_no_difference(change):
 
 
 def test_a_renamed_metric_or_state_is_compared_under_its_newest_name(monkeypatch):
-    monkeypatch.setattr(renamed, "METRICS", (("*/updates", "*/tick"),))
-    monkeypatch.setattr(renamed, "STEPS", (("weight_by_history", "weigh_by_history"),))
-    monkeypatch.setattr(renamed, "STATE", (("updates", "ticks"),))
+    monkeypatch.setattr(renamed, "METRICS", (("*/updates", "*/updates"),))
+    monkeypatch.setattr(renamed, "STEPS", (("weight_by_history", "weight_by_history"),))
+    monkeypatch.setattr(renamed, "STATE", (("updates", "updates"),))
     state = {"weight_by_history": {"value": 0.5, "window": [0.25], "updates": 2}}
     new = changed(in_batch("state", state))
     new["batches"][0]["metrics"] = {"hadw/updates": 2.0, "reward/acc/mean": 0.3}
@@ -97,17 +97,17 @@ def test_a_renamed_metric_or_state_is_compared_under_its_newest_name(monkeypatch
 def test_settings_are_translated_into_the_spelling_that_a_version_accepts(monkeypatch):
     monkeypatch.setattr(renamed, "SETTINGS", (("dara.variant", "dara.of"),))
     monkeypatch.setattr(renamed, "VALUES", (("dara.variant", ("symmetric", "both")),))
-    monkeypatch.setattr(renamed, "STEPS", (("center", "centre"),))
-    given = ("dara", {"dara": {"of": "both"}, "compose": {"steps": ["centre", {"step": "centre", "x": 1}]}})
+    monkeypatch.setattr(renamed, "STEPS", (("center", "center"),))
+    given = ("dara", {"dara": {"of": "both"}, "compose": {"steps": ["center", {"step": "center", "x": 1}]}})
 
     def accepts(method, algorithm):
         steps = algorithm.get("compose", {}).get("steps", [])
         variant = algorithm.get("dara", {}).get("variant", "symmetric")
-        return "of" not in algorithm.get("dara", {}) and variant != "both" and "centre" not in steps
+        return "of" not in algorithm.get("dara", {}) and variant != "both" and "center" not in steps
 
     new, old, neither = Spelling(accepts), Spelling(lambda *_: True), Spelling(lambda *_: False)
     for spelling in (new, old, neither):
-        known = [spelling.knows(feature) for feature in ("dara.of", "steps.centre")]
+        known = [spelling.knows(feature) for feature in ("dara.of", "steps.center")]
         assert known == [spelling is not neither] * 2
     _, algorithm = new.translate(*given)
     assert algorithm["dara"] == {"variant": "symmetric"}

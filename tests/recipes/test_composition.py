@@ -68,12 +68,12 @@ def test_the_arms_that_are_compared_differ_in_nothing_but_the_estimator(one, oth
 PAGE = RECIPES.parent / "docs/pages/turns.md"
 
 
-@pytest.mark.parametrize("arm", ["by_turn", "by_outcome"])
+@pytest.mark.parametrize("arm", ["per_turn", "outcome"])
 def test_an_arm_passes_the_check(arm, capsys):
     status = main(["check", "--config-path", str(RECIPES), "--config-name", f"turns/{arm}"])
     out = capsys.readouterr().out
     assert status == 0, out
-    assert ("right by turn" in out) == (arm == "by_turn")
+    assert ("right by turn" in out) == (arm == "per_turn")
 
 
 def test_the_model_is_warmed_up_on_what_the_reward_function_and_the_tool_read():

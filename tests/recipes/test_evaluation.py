@@ -84,7 +84,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_summarised_is_an_error(case, tmp_path, capsys):
+def test_what_cannot_be_summarized_is_an_error(case, tmp_path, capsys):
     records, message = WRONG[case]
     folder = tmp_path if records is None else dump(tmp_path / "d", records)
     assert main([str(folder), "--right", "correct"]) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from tests.facts import a_line_says, says
 from tests.tools import made
-from verl_ext import Settings, build, by_item
+from verl_ext import Settings, build, rubric
 
 BOTH = ("right", "form")
 RIGHT = "algorithm.rewards.accuracy_key=right"
@@ -37,13 +37,13 @@ def expected(name, keys=("score",), **sections):
     return chain(made.batch(keys)).advantages
 
 
-STEPS = ["weigh_and_sum", "centre", {"step": "scale_by_mad", "epsilon": 0.5}]
+STEPS = ["weighted_sum", "center", {"step": "scale_by_mad", "epsilon": 0.5}]
 CASES = [
     ("dgpo", expected("dgpo")),
     (f"gdpo algorithm.gdpo.whiten=token +{made.KEYS}", expected("gdpo", BOTH, gdpo={"whiten": "token"})),
     (f"dgpo   {made.KEYS}  algorithm.dgpo.dqw_temp=0.5", expected("dgpo", BOTH, dgpo={"dqw_temp": 0.5})),
     (f"grpo {made.KEYS}", expected("grpo", BOTH)),
-    ("[weigh_and_sum, centre, {step: scale_by_mad, epsilon: 0.5}]", expected("compose", compose={"steps": STEPS})),
+    ("[weighted_sum, center, {step: scale_by_mad, epsilon: 0.5}]", expected("compose", compose={"steps": STEPS})),
 ]
 
 
@@ -60,16 +60,16 @@ def test_a_reward_by_item_is_read_from_the_text_of_json_lines(advantages, compar
     lines = made.entries()
     for line in lines:
         count = 2 + (line["gts"] == "0")
-        line["rubric"] = by_item([line["right"], line["form"], 0.5][:count], [1, -3, 2][:count])
+        line["rubric"] = rubric([line["right"], line["form"], 0.5][:count], [1, -3, 2][:count])
     folder = made.rollouts(tmp_path / "rollouts", lines)
     wanted = [(line["right"] - 3 * line["form"]) / (6 if line["gts"] == "0" else 4) for line in lines]
-    settings = f"algorithm.rewards.keys=[right,rubric] algorithm.rewards.by_item=[rubric] {RIGHT}"
+    settings = f"algorithm.rewards.keys=[right,rubric] algorithm.rewards.rubrics=[rubric] {RIGHT}"
     found = advantages(folder, f"drgrpo {settings}")
     (ours,) = (name for name in found if name.startswith("advantage/drgrpo"))
     total = (np.array(made.RIGHT) + wanted).reshape(3, 4)
     np.testing.assert_allclose(found[ours], (total - total.mean(axis=1, keepdims=True)).ravel(), atol=1e-12)
-    assert "'rubric'" in compare(folder, settings.replace("by_item=[rubric]", "by_item=[]"), "drgrpo", status=1)
-    made.rollouts(folder, [lines[0] | {"rubric": by_item([1])}, *lines[1:]])
+    assert "'rubric'" in compare(folder, settings.replace("rubrics=[rubric]", "rubrics=[]"), "drgrpo", status=1)
+    made.rollouts(folder, [lines[0] | {"rubric": rubric([1])}, *lines[1:]])
     assert says(compare(folder, settings, "drgrpo", status=1), "'rubric'", "p0-1")
 
 
@@ -124,9 +124,9 @@ WEIGHTED = {"rewards": {"keys": ["right", "form"], "weights": [3.0, 1.0], "condi
 
 @pytest.mark.parametrize("over", ["token", "sequence"])
 def test_a_run_that_counts_tokens_or_rows_is_repeated(advantages, tmp_path, over):
-    steps = ["weigh_and_sum", "centre", {"step": "balance", "over": over}]
+    steps = ["weighted_sum", "center", {"step": "balance", "over": over}]
     folder, recorded = made.dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})
-    found = advantages(folder, f"[weigh_and_sum,centre,{{step:balance,over:{over}}}]")
+    found = advantages(folder, f"[weighted_sum,center,{{step:balance,over:{over}}}]")
     np.testing.assert_allclose(found.iloc[:, -1], recorded, atol=1e-12)
 
 
@@ -239,9 +239,9 @@ def test_a_dump_that_cannot_be_read_is_left_out_and_said_so(compare, tmp_path):
 
 def test_the_text_has_the_tables_and_the_counts(compare, tmp_path):
     folder = made.rollouts(tmp_path / "r", made.entries(1), made.entries(2))
-    text = compare(folder, "gdpo", "hadw", "[weigh_and_sum,centre,scale_by_mad,whiten]", made.KEYS)
+    text = compare(folder, "gdpo", "hadw", "[weighted_sum,center,scale_by_mad,whiten]", made.KEYS)
     assert a_line_says(text, "24 trajectories in 6 groups of 4, steps 1 to 2, 2 batches", folder)
-    assert a_line_says(text, "[weigh_and_sum,centre,scale_by_mad,whiten]")
+    assert a_line_says(text, "[weighted_sum,center,scale_by_mad,whiten]")
     assert a_line_says(text, "grpo", "0.0% (0-39)")  # Wilson's interval for none of six
     assert a_line_says(text, "(groups)", 2)
     assert says(text, "accuracy of the prompt (acc)", "right  form")
@@ -255,7 +255,7 @@ def shares(text):
 
 def test_a_share_is_what_a_reward_adds_to_the_sum_of_the_variant(compare, tmp_path):
     """By hand. The score is 2 right + form, and to it a logged `right` adds 1 right."""
-    folder, own = made.rollouts(tmp_path / "r", made.entries()), "[tests.integration.test_shares:Smallest,centre]"
+    folder, own = made.rollouts(tmp_path / "r", made.entries()), "[tests.integration.test_shares:Smallest,center]"
     found = shares(compare(folder, "drgrpo", own, made.KEYS))
     assert found["grpo"] == ["26.3%", "47.5%", "26.3%"]
     assert found["drgrpo"] == ["36.8%", "63.2%", "0.0%"]
@@ -286,7 +286,7 @@ def test_torn_lines_missing_rewards_and_single_answers_are_said(compare, tmp_pat
     assert a_line_says(compare(folder, named, RIGHT), "approximate", "answers")
 
 
-@pytest.mark.parametrize("variant", ["dvao", "gdpo", "[centre,scale_by_std,weigh_and_sum]"])
+@pytest.mark.parametrize("variant", ["dvao", "gdpo", "[center,scale_by_std,weighted_sum]"])
 def test_an_estimator_without_need_of_an_accuracy_is_compared_without_one(variant, compare, advantages, tmp_path):
     """The table by accuracy is left out, and a line says which setting it lacks."""
     folder = made.rollouts(tmp_path / "r", made.without(made.entries(), "acc"))
@@ -320,7 +320,7 @@ REFUSED = [
     (ENTRIES, ["gdpo", "algorithm.rewards.keys=[rihgt,form]"], ("did you mean 'right'",)),
     (ENTRIES, ["gdpo"], ("algorithm.rewards.keys", "'form'", "'right'")),
     (ENTRIES, ["grpo"], ("'grpo'", "twice")),
-    (ENTRIES, ["gdpo", made.KEYS, "algorithm.rewards.rejected=leave_out"], ("rewards.rejected", "leave it out")),
+    (ENTRIES, ["gdpo", made.KEYS, "algorithm.rewards.rejected=exclude"], ("rewards.rejected", "leave it out")),
     (made.without(ENTRIES, "acc"), ["hadw", made.KEYS], ("algorithm.rewards.accuracy_key", "'form'", "'right'")),
     (made.without(ENTRIES, "acc"), ["gdpo", made.KEYS, f"{RIGHT}s"], ("algorithm.rewards.accuracy_key", "'rights'")),
     (made.without(ENTRIES, "right", "form", "acc"), ["gdpo", made.KEYS], ("'right'", "'score'")),

@@ -136,18 +136,18 @@ def test_mistakes_are_refused_with_what_is_valid(arguments, told, runs, report):
 
 LOGGED = {
     "reward/correctness/mean": 2.0,
-    "reward/correctness/dead_groups": 0.25,
-    "reward/correctness/by_turn/1/mean": 2.0,
+    "reward/correctness/zero_variance_group_fraction": 0.25,
+    "reward/correctness/per_turn/1/mean": 2.0,
     "advantage/std": 1.0,
-    "advantage/share/correctness": 0.5,
+    "advantage/contribution/correctness": 0.5,
     "response_length/mean": 4.0,
     "actor/lr": 1e-6,
 }
 
 
-def logged(tmp_path, offset=0.0, leave_out=()):
+def logged(tmp_path, offset=0.0, exclude=()):
     """A log of six steps, in which all rises by 0.1 a step."""
-    data = {name: value + offset for name, value in LOGGED.items() if name not in leave_out}
+    data = {name: value + offset for name, value in LOGGED.items() if name not in exclude}
     steps = ((step, {name: value + 0.1 * step for name, value in data.items()}) for step in range(1, 7))
     return read_log(made.log(tmp_path / "log.jsonl", *steps))
 
@@ -156,7 +156,7 @@ def test_every_reward_and_what_was_logged_beside_it_has_a_panel_with_its_unit(tm
     assert [(title(metric), unit(metric)) for metric in pictured({"a": [logged(tmp_path)]})] == [
         ("correctness", "reward, batch mean"),
         ("correctness: dead groups", "share of prompts"),
-        ("advantage/share/correctness", "share of the advantage"),
+        ("advantage/contribution/correctness", "share of the advantage"),
         ("advantage/std", "std over responses"),
         ("response_length/mean", "tokens, batch mean"),
     ]
@@ -164,11 +164,14 @@ def test_every_reward_and_what_was_logged_beside_it_has_a_panel_with_its_unit(tm
 
 def test_a_panel_in_which_nothing_varies_as_the_table_rounds_it_is_a_line_of_text(tmp_path):
     pytest.importorskip("matplotlib")
-    steps = [{X: 0.9961, "advantage/share/x": 1e-8, "actor/lr": 1e-6}, {X: 0.9962, "advantage/share/x": 2e-8}]
+    steps = [
+        {X: 0.9961, "advantage/contribution/x": 1e-8, "actor/lr": 1e-6},
+        {X: 0.9962, "advantage/contribution/x": 2e-8},
+    ]
     log = read_log(made.log(tmp_path / "log.jsonl", *enumerate([*steps, {"actor/lr": 2e-6}])))
-    panels = plot({"a": [log]}, [X, "advantage/share/x", "actor/lr"]).axes
+    panels = plot({"a": [log]}, [X, "advantage/contribution/x", "actor/lr"]).axes
     texts = [[text.get_text() for text in panel.texts] for panel in panels]
-    assert texts == [["x: 0.996 throughout"], ["advantage/share/x: 0.000 throughout"], []]
+    assert texts == [["x: 0.996 throughout"], ["advantage/contribution/x: 0.000 throughout"], []]
     assert [len(panel.lines) for panel in panels] == [0, 0, 2]
 
 
@@ -176,7 +179,7 @@ def test_lines_bands_and_labels(tmp_path):
     pytest.importorskip("matplotlib")
     groups = {
         "grpo": [logged(tmp_path), logged(tmp_path, 1.0)],
-        "gdpo": [logged(tmp_path, leave_out={"advantage/std"})],
+        "gdpo": [logged(tmp_path, exclude={"advantage/std"})],
     }
     figure = plot(groups, pictured(groups))
     axes = {ax.get_title(): ax for ax in figure.axes}

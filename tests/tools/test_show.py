@@ -26,7 +26,7 @@ def test_it_prints_the_steps_their_formulas_and_the_settings_in_force(show):
     assert "arXiv 2601.05242" in text
     assert "std_g" not in text
     numbered = re.findall(r"^  \d  (\w+) +(.*)$", text, re.MULTILINE)
-    assert [name for name, _ in numbered] == ["centre", "scale_by_mad", "weigh_and_sum", "whiten"]
+    assert [name for name, _ in numbered] == ["center", "scale_by_mad", "weighted_sum", "whiten"]
     assert all("x" in formula and formula.count("`") >= 2 for _, formula in numbered)
     for line in ("algorithm.gdpo.scale=mad", "algorithm.gdpo.epsilon=null", "'algorithm.rewards.keys=[x,y]'"):
         assert f"  {line}\n" in text
@@ -53,7 +53,7 @@ def test_the_list_that_it_prints_is_the_estimator(name, more, show):
 
 
 def test_a_list_of_one_s_own_is_shown_with_its_steps(show):
-    steps = "[weigh_and_sum,centre,{step:tests.integration.own_steps:Clip,limit:1.5}]"
+    steps = "[weighted_sum,center,{step:tests.integration.own_steps:Clip,limit:1.5}]"
     text = show("compose", f"algorithm.compose.steps={steps}")
     assert says(text, "`x` between -limit and limit.", "limit=1.5", f"{steps}'")
 

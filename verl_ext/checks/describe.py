@@ -25,11 +25,12 @@ def describe(run: RunConfig) -> Iterator[str]:
         names = (f"{step.name} over {step.over}" if hasattr(step, "over") else step.name for step in steps)
         yield f"steps      {', '.join(names)}"
     conditions = {
-        key: f" where {needed.on} is at least {needed.at_least:g}" for key, needed in (rewards.conditions or {}).items()
+        key: f" where {needed.reward} is at least {needed.at_least:g}"
+        for key, needed in (rewards.conditions or {}).items()
     }
     keys = rewards.keys or ()
     weights = dict(zip(keys, rewards.weights or [1.0] * len(keys), strict=True))
-    lists = dict.fromkeys(rewards.by_turn or (), " by turn") | dict.fromkeys(rewards.by_item or (), " by item")
+    lists = dict.fromkeys(rewards.per_turn or (), " by turn") | dict.fromkeys(rewards.rubrics or (), " by item")
     named = [f"{weights[key]:g} {key}{lists.get(key, '')}{conditions.get(key, '')}" for key in keys]
     only = "" if run.computes else f" (only logged: verl's {run.name} uses the score)"
     if named or not run.select("algorithm.rewards.keys"):  # else an error says why they cannot be read

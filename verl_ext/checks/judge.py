@@ -9,7 +9,7 @@ from verl_ext import hooks
 from verl_ext.checks import rules
 from verl_ext.checks.describe import describe
 from verl_ext.checks.rewards import dropped
-from verl_ext.errors import Complaint, ConfigurationError
+from verl_ext.errors import ConfigurationError, Finding
 from verl_ext.registry import build, changed
 from verl_ext.run_config import RunConfig, estimator_name, read_settings
 from verl_ext.settings import Settings
@@ -64,14 +64,14 @@ def judge(config: Any, *, thorough: bool = True) -> Verdict:
     if run.computes:
         hooks.require(*NEEDED)
     judging, more = (rules.ALWAYS, rules.READ) if run.ours or thorough else ((), ())
-    complaints: list[Complaint] = []
+    complaints: list[Finding] = []
     try:
         run = replace(run, settings=read_settings(run.config))
         changed(run.settings)
         judging += more
         run = replace(run, chain=build(run.name, run.settings) if run.computes else None)
     except ConfigurationError as error:
-        complaints.append(Complaint(str(error)))
+        complaints.append(Finding(str(error)))
     complaints += _of_rules(run, judging)
     if not run.ours:  # another package may read what looks like ours
         complaints = [complaint._replace(fatal=False) for complaint in complaints]
@@ -80,7 +80,7 @@ def judge(config: Any, *, thorough: bool = True) -> Verdict:
     return Verdict(**vars(run), errors=errors, warnings=tuple(text for text, fatal in texts if not fatal))
 
 
-def _of_rules(run: RunConfig, judging: tuple[rules.Rule, ...]) -> Iterator[Complaint]:
+def _of_rules(run: RunConfig, judging: tuple[rules.Rule, ...]) -> Iterator[Finding]:
     """Yield what rules have against a run."""
     if run.only_validates:
         judging = tuple(rule for rule in judging if rule not in rules.OF_TRAINING)
@@ -88,4 +88,4 @@ def _of_rules(run: RunConfig, judging: tuple[rules.Rule, ...]) -> Iterator[Compl
         try:
             yield from judged
         except ConfigurationError as error:  # an entry that the rule cannot read
-            yield Complaint(str(error))
+            yield Finding(str(error))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_ext.core.totals import Balance
-from verl_ext.errors import Complaint
+from verl_ext.errors import Finding
 from verl_ext.estimators.dgpo import balance_for
 from verl_ext.estimators.drgrpo import DrgrpoSettings
 from verl_ext.names import is_verls
@@ -17,7 +17,7 @@ SELF_AGGREGATING: Mapping[str, frozenset[str]] = {
 """The losses of each tested version of verl that average token losses in their own way and ignore `loss_agg_mode`."""
 
 
-def loss_of_verl(run: RunConfig) -> Iterator[Complaint]:
+def loss_of_verl(run: RunConfig) -> Iterator[Finding]:
     """A loss that averages otherwise than Dr. GRPO or a balancing step, of dgpo or of a list, relies on."""
     if run.chain is None:
         return
@@ -27,24 +27,24 @@ def loss_of_verl(run: RunConfig) -> Iterator[Complaint]:
     balances = [step for step in run.chain.steps if isinstance(step, Balance)]
     for step in balances:
         if step.over != balance_for(mode):
-            yield Complaint(
+            yield Finding(
                 f"balance={step.over} does not fit {ACTOR}.loss_agg_mode={mode}, which needs {balance_for(mode)}: set "
                 "algorithm.dgpo.balance=auto, or in a list of steps over, or leave the step out",
                 fatal=False,
             )
         if step.over == "token" and alone:
-            yield Complaint(
+            yield Finding(
                 f"{where} averages over sequences and ignores loss_agg_mode: set algorithm.dgpo.balance=sequence (in a "
                 "list of steps, over: sequence)",
                 fatal=False,
             )
     if drgrpo and alone:
-        yield Complaint(
+        yield Finding(
             f"{where} ignores loss_agg_mode, which Dr. GRPO needs: set {ACTOR}.policy_loss.loss_mode=vanilla, or "
             "algorithm.drgrpo.check_loss=False"
         )
     if alone is None and (drgrpo or balances):
-        yield Complaint(
+        yield Finding(
             f"{where}: {run.name} relies on {ACTOR}.loss_agg_mode, which this loss may ignore in your version of verl "
             f"(known: {', '.join(SELF_AGGREGATING)}): look at verl.trainer.ppo.core_algos",
             fatal=False,

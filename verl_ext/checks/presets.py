@@ -12,18 +12,18 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from verl_ext.conf import PRESET_NAMES, PRESETS
-from verl_ext.errors import Complaint
+from verl_ext.errors import Finding
 from verl_ext.names import owner
 from verl_ext.registry import INSTALLED, load
 from verl_ext.run_config import RunConfig
 
 
-def other_preset(run: RunConfig) -> Iterator[Complaint]:
+def other_preset(run: RunConfig) -> Iterator[Finding]:
     """A preset of an estimator that is not the one in force."""
     for name in run.select(PRESET_NAMES) or ():
         if name != run.name or not run.computes:
             other = "" if name != run.name else f", which {owner(name)} has registered,"
-            yield Complaint(
+            yield Finding(
                 f"the preset {name} and algorithm.adv_estimator={run.name}{other} are both set: keep one of them. In a "
                 f"file's `defaults`, {PRESETS}: {name} stands after ppo_trainer"
             )
@@ -57,7 +57,7 @@ def written() -> dict[str, tuple[Any, str]]:
     return found
 
 
-def late_preset(run: RunConfig) -> Iterator[Complaint]:
+def late_preset(run: RunConfig) -> Iterator[Finding]:
     """Settings of the user's files that a preset replaces, because it comes after them."""
     presets = run.select(PRESET_NAMES) or ()
     beside = tuple(path for preset in presets for path, _ in leaves(dict(load(preset).preset)))
@@ -71,20 +71,20 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
         if path.startswith(kept[place])
     ]
     if lost:
-        yield Complaint(
+        yield Finding(
             f"a preset replaces {', '.join(lost)} of {HydraConfig.get().job.config_name}, because it comes later: "
             f"write `{PRESETS}: NAME` before `_self_` in its `defaults`, or set them on the command line"
         )
 
 
-def replaced_preset(run: RunConfig) -> Iterator[Complaint]:
+def replaced_preset(run: RunConfig) -> Iterator[Finding]:
     """verl's default estimator where nobody chose it: `verl_ext=cpu` has replaced the preset of the user's file."""
     found = written() if run.name == "gae" else {}
     parts = [part.get(PRESETS) for part in found.get("defaults", ((), ""))[0] if isinstance(part, dict)]
     names = [name for part in parts for name in (part if isinstance(part, list) else [part]) if name in INSTALLED]
     if "algorithm.adv_estimator" not in found and (names or "algorithm.rewards.keys" in found):
         plus, name = ("", names[0]) if names else ("+", "gdpo")
-        yield Complaint(
+        yield Finding(
             f"verl's default gae trains, because nothing chooses another estimator: write {plus}{PRESETS}={name}, "
             f"for example, or '{plus}{PRESETS}=[cpu,{name}]'",
             fatal=False,

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from verl_ext import rewards
 from verl_ext.checks.presets import leaves
 from verl_ext.core.batch import SCORE
-from verl_ext.errors import Complaint, ConfigurationError, listed, reading, unknown
+from verl_ext.errors import ConfigurationError, Finding, listed, reading, unknown
 from verl_ext.registry import INSTALLED
 from verl_ext.rewards.options import parse_options
 from verl_ext.run_config import FILTER, FUNCTION, RunConfig, own_scorer, resolved, select
@@ -105,7 +105,7 @@ def known_components(config: Any) -> list[str] | None:
     return [*options.components, *MANAGERS[manager], SCORE]
 
 
-def wrong_components(run: RunConfig) -> Iterator[Complaint]:
+def wrong_components(run: RunConfig) -> Iterator[Finding]:
     """A scorer of this package that does not exist, or refuses its arguments; a component that the run cannot have."""
     valid, rewards = known_components(run.config), run.settings.rewards
     wanted = [("keys", key) for key in rewards.keys or ()]
@@ -113,65 +113,65 @@ def wrong_components(run: RunConfig) -> Iterator[Complaint]:
     for setting, key in wanted:
         if valid is not None and key not in (*valid, TOOL_REWARDS):
             message = f"{unknown('reward component', key, valid)}, of {FUNCTION}.path={run.select(f'{FUNCTION}.path')}"
-            yield Complaint(f"algorithm.rewards.{setting}: {message}")
+            yield Finding(f"algorithm.rewards.{setting}: {message}")
 
 
-def lost_penalty(run: RunConfig) -> Iterator[Complaint]:
+def lost_penalty(run: RunConfig) -> Iterator[Finding]:
     """A penalty that dapo's reward manager adds to the score, which named rewards leave out."""
     keys = run.settings.rewards.keys
     added = run.select("reward.reward_manager.name") == "dapo" and run.select(f"{OVERLONG}.enable")
     counted = keys is None or ("overlong_reward" in keys and run.select(f"{OVERLONG}.log"))
     if run.chain is not None and added and not counted:
-        yield Complaint(
+        yield Finding(
             f"{OVERLONG}.enable=True adds a penalty to the score, which algorithm.rewards.keys leaves out: add "
             f"overlong_reward to the keys and set {OVERLONG}.log=True, or remove algorithm.rewards.keys"
         )
 
 
-def negative_rewards(run: RunConfig) -> Iterator[Complaint]:
+def negative_rewards(run: RunConfig) -> Iterator[Finding]:
     """Weights or a penalty that may make the rewards of maxrl negative."""
     needs, weights = "maxrl needs rewards of at least 0", run.settings.rewards.weights or ()
     if run.chain is None or "maxrl" not in run.used:
         return
     if any(weight < 0 for weight in weights):
-        yield Complaint(
+        yield Finding(
             f"{needs}, which algorithm.rewards.weights={list(weights)} may make negative: give weights of at least 0"
         )
     if run.select("reward.reward_manager.name") == "dapo" and run.select(f"{OVERLONG}.enable"):
-        yield Complaint(f"{needs}, and a penalty makes them negative: set {OVERLONG}.enable=False")
+        yield Finding(f"{needs}, and a penalty makes them negative: set {OVERLONG}.enable=False")
 
 
-def lists_of_rewards(run: RunConfig) -> Iterator[Complaint]:
+def lists_of_rewards(run: RunConfig) -> Iterator[Finding]:
     """Rewards by turn or by item in a run that cannot take them."""
     rewards, rollout = run.settings.rewards, "actor_rollout_ref.rollout.multi_turn"
-    names = rewards.by_turn or rewards.by_item  # never both
+    names = rewards.per_turn or rewards.rubrics  # never both
     if not names:
         return
-    where = f"algorithm.rewards.{'by_turn' if rewards.by_turn else 'by_item'}={list(names)}"
+    where = f"algorithm.rewards.{'per_turn' if rewards.per_turn else 'rubrics'}={list(names)}"
     if not run.computes:
-        yield Complaint(
+        yield Finding(
             f"{where} has no effect on verl's {run.name}: set algorithm.adv_estimator to one of {listed(INSTALLED)}"
         )
-    if TOOL_REWARDS in (rewards.by_turn or ()) and run.select(f"{rollout}.max_parallel_calls") != 1:
-        yield Complaint(
+    if TOOL_REWARDS in (rewards.per_turn or ()) and run.select(f"{rollout}.max_parallel_calls") != 1:
+        yield Finding(
             f"{where}: verl writes {TOOL_REWARDS} for each call, which is one for each turn only with "
-            f"{rollout}.max_parallel_calls=1: set it, or return by_turn([...]) from the reward function"
+            f"{rollout}.max_parallel_calls=1: set it, or return per_turn([...]) from the reward function"
         )
-    for setting in REJECTING if rewards.by_turn and run.select("trainer.use_v1") is False else ():
+    for setting in REJECTING if rewards.per_turn and run.select("trainer.use_v1") is False else ():
         if run.select(setting):
-            yield Complaint(f"{where}: this trainer reads turns after {setting} has cut them: remove one of the two")
+            yield Finding(f"{where}: this trainer reads turns after {setting} has cut them: remove one of the two")
     needed = rewards.accuracy_between is not None or (run.chain is not None and run.chain.needs_accuracy)
     if needed and (key := accuracy_of(run.settings)) in names:
-        yield Complaint(f"{where}: the accuracy {key!r} is one number a response: set algorithm.rewards.accuracy_key")
+        yield Finding(f"{where}: the accuracy {key!r} is one number a response: set algorithm.rewards.accuracy_key")
     if run.filter in names:
-        yield Complaint(f"{FILTER}.metric={run.filter} is a list, of {where}: set {FILTER}.metric={ACCURACY_BETWEEN}")
+        yield Finding(f"{FILTER}.metric={run.filter} is a list, of {where}: set {FILTER}.metric={ACCURACY_BETWEEN}")
     if run.filter == ANY_REWARD:
-        yield Complaint(f"{FILTER}.metric={ANY_REWARD} does not know {where}: set {FILTER}.metric={ACCURACY_BETWEEN}")
-    for step in takewhile(lambda step: not step.sums, run.chain.steps if run.chain and rewards.by_item else ()):
-        if step.not_by_item:
-            yield Complaint(
-                f"{where} does not work with the step {step.name} of {run.name}: {step.not_by_item}; remove one of the "
-                "two"
+        yield Finding(f"{FILTER}.metric={ANY_REWARD} does not know {where}: set {FILTER}.metric={ACCURACY_BETWEEN}")
+    for step in takewhile(lambda step: not step.sums, run.chain.steps if run.chain and rewards.rubrics else ()):
+        if step.not_with_rubrics:
+            yield Finding(
+                f"{where} does not work with the step {step.name} of {run.name}: {step.not_with_rubrics}; "
+                "remove one of the two"
             )
 
 
@@ -186,7 +186,7 @@ def has_colocated_model(run: RunConfig) -> bool:
     return enabled and not run.select(f"{REWARD_MODEL}.enable_resource_pool")
 
 
-def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:
+def wrong_accuracy(run: RunConfig) -> Iterator[Finding]:
     """An accuracy that must be named and is not, or one that does not lie in [0, 1]."""
     by_estimator = run.chain is not None and run.chain.needs_accuracy
     if not by_estimator and run.settings.rewards.accuracy_between is None:
@@ -195,7 +195,7 @@ def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:
     keys, key = rewards.keys or (), accuracy_of(run.settings)
     known = () if options is None else options.accuracies
     if by_estimator and rewards.accuracy_key is None and has_colocated_model(run):
-        yield Complaint(
+        yield Finding(
             f"{run.name} needs an accuracy. A colocated reward model ({REWARD_MODEL}.enable_resource_pool=False) "
             "writes its results into the batch like columns of the data set, so verl_ext cannot tell which of them is "
             "the accuracy. Set algorithm.rewards.accuracy_key=... to its name"
@@ -203,7 +203,7 @@ def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:
         return
     if by_estimator and rewards.accuracy_key is None and key == SCORE and len(keys) > 1:
         candidates = listed(name for name in known if name != SCORE) if known else "one of your components"
-        yield Complaint(
+        yield Finding(
             f"{run.name} needs an accuracy, and the score of several rewards is none: set "
             f"algorithm.rewards.accuracy_key=... ({candidates}), and algorithm.rewards.accuracy_threshold=... if it "
             "does not lie in [0, 1]"
@@ -211,7 +211,7 @@ def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:
         return
     of_scorer = options is not None and key in (*options.components, SCORE)
     if of_scorer and key not in known and rewards.accuracy_threshold is None:
-        yield Complaint(
+        yield Finding(
             f"the accuracy {key!r} does not lie in [0, 1]: set algorithm.rewards."
             f"accuracy_threshold=..., above which it is right, or accuracy_key=... (in [0, 1]: {listed(known)})"
         )

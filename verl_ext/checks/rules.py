@@ -19,14 +19,14 @@ from verl_ext.checks.presets import late_preset, other_preset, replaced_preset, 
 from verl_ext.checks.rewards import lists_of_rewards, lost_penalty, negative_rewards, wrong_accuracy, wrong_components
 from verl_ext.checks.trial import trial
 from verl_ext.conf import PRESETS
-from verl_ext.core.steps import DivideByMean, WeighAndSum
-from verl_ext.errors import Complaint, listed, nearest, unknown
+from verl_ext.core.steps import DivideByMean, WeightedSum
+from verl_ext.errors import Finding, listed, nearest, unknown
 from verl_ext.names import is_verls, registered
 from verl_ext.registry import ENTRY_POINTS, INSTALLED, TAKEN, changed, load, misspelt
 from verl_ext.run_config import ACTOR, FILTER, FUNCTION, RunConfig, set_in
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
-Rule = Callable[[RunConfig], Iterator[Complaint]]
+Rule = Callable[[RunConfig], Iterator[Finding]]
 
 SWITCHES = (
     (f"{ACTOR}.kl_loss_", f"{ACTOR}.use_kl_loss", False, "True"),
@@ -49,26 +49,26 @@ ALONE = dict.fromkeys(BARE, "the score has no baseline") | {
 """What verl's estimators make of groups of one response."""
 
 
-def meant_preset(run: RunConfig) -> Iterator[Complaint]:
+def meant_preset(run: RunConfig) -> Iterator[Finding]:
     """A preset under a misspelt name: `+verl_ex=gdpo` would train with verl's own estimator."""
     presets = ConfigStore.instance().list(PRESETS)
     for key in map(str, run.config):
         given: Any = run.select(key) if nearest(key, [PRESETS], cutoff=0.75) is not None else None
         named: Any = OmegaConf.to_container(given) if OmegaConf.is_list(given) else [given]
         if any(f"{name}.yaml" in presets for name in named):
-            yield Complaint(f"{key} is no setting: a preset is +{PRESETS}=NAME, or `{PRESETS}: NAME` in `defaults`")
+            yield Finding(f"{key} is no setting: a preset is +{PRESETS}=NAME, or `{PRESETS}: NAME` in `defaults`")
 
 
-def of_other_rooms(run: RunConfig, *, every: bool) -> Iterator[Complaint]:
+def of_other_rooms(run: RunConfig, *, every: bool) -> Iterator[Finding]:
     """The rules of other rooms and plugins: those for `every` run, such as one on the CPU, or the others."""
     for target in (target for target, for_every in hooks.RULES.items() if for_every is every):
         yield from hooks.resolve(target)(run)
 
 
-def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
+def unknown_estimator(run: RunConfig) -> Iterator[Finding]:
     """A name that an entry point cannot have, or that is not registered here; an error for ours with letters moved."""
     if run.name in TAKEN and run.name in ENTRY_POINTS:
-        yield Complaint(
+        yield Finding(
             f"the entry point {run.name}={ENTRY_POINTS[run.name]} has the name of another estimator, which would "
             "compute instead: rename it, or uninstall its package",
             fatal=run.computes,
@@ -76,20 +76,20 @@ def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
     known, word = {*registered(), *INSTALLED}, run.name.casefold()
     if run.name not in known:
         same = (name for name in INSTALLED if sorted(name) == sorted(word))  # `gdpo2` is not a misspelt `gd2po`
-        yield Complaint(
+        yield Finding(
             f"algorithm.adv_estimator: {unknown('estimator', run.name, known)}; register one of your own "
             "in the trainer's process, by VERL_USE_EXTERNAL_MODULES or an entry point",
             fatal=any(all(a == b or not a.isdigit() for a, b in zip(name, word, strict=True)) for name in same),
         )
 
 
-def unread(run: RunConfig) -> Iterator[Complaint]:
+def unread(run: RunConfig) -> Iterator[Finding]:
     """Settings that nothing reads: a misspelt one of ours, one at the top level, or one of verl without its switch."""
     from verl.trainer.config import AlgoConfig
 
     yield from misspelt(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)})
     for key in set_in(run.config):
-        yield Complaint(f"{key} is not read at the top of the configuration: write algorithm.{key}")
+        yield Finding(f"{key} is not read at the top of the configuration: write algorithm.{key}")
     found = written()
     for start, switch, default, value in SWITCHES:
         # One that is off in so many words is a habit, as in `use_kl_loss=False kl_loss_coef=0.001`.
@@ -105,19 +105,19 @@ def unread(run: RunConfig) -> Iterator[Complaint]:
         yield _warning(f"{manager}: remove it, or set name=dapo, which reads {', '.join(DAPO)}")
 
 
-def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
+def filter_of_groups(run: RunConfig) -> Iterator[Finding]:
     """verl's filter of groups, by our metric or with an estimator that it does not fit."""
     metric, rewards = run.filter, run.settings.rewards
     where = f"{FILTER}.metric={metric}"
     if metric == ACCURACY_BETWEEN and rewards.accuracy_key is None:
-        yield Complaint(f"{where} needs the name of the accuracy: set algorithm.rewards.accuracy_key=...")
+        yield Finding(f"{where} needs the name of the accuracy: set algorithm.rewards.accuracy_key=...")
     if (metric == ACCURACY_BETWEEN) != (rewards.accuracy_between is not None):
-        yield Complaint(
+        yield Finding(
             f"{FILTER}.metric={ACCURACY_BETWEEN} and its bounds belong together: set both, with {FILTER}.enable=True "
             f"and for example 'algorithm.rewards.{ACCURACY_BETWEEN}=[0.05,0.95]', or neither"
         )
     if metric in (ANY_REWARD, ACCURACY_BETWEEN) and run.select("trainer.use_v1") is False:
-        yield Complaint(f"{where} works on verl's default trainer only: remove trainer.use_v1=False, or the filter")
+        yield Finding(f"{where} works on verl's default trainer only: remove trainer.use_v1=False, or the filter")
     if run.chain is not None and run.chain.per_reward and metric == "reward":
         yield _warning(
             f"{where} drops groups of equal scores, from which {run.name} learns unless their rewards cancel: set "
@@ -125,16 +125,16 @@ def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
         )
 
 
-def experimental(run: RunConfig) -> Iterator[Complaint]:
+def experimental(run: RunConfig) -> Iterator[Finding]:
     """verl's experimental trainers: their configurations alone have a section `rollout`, and they do not call us."""
     if run.select("rollout") is not None and (run.ours or run.settings.rewards != RewardsSettings()):
-        yield Complaint(
+        yield Finding(
             f"{run.name} and algorithm.rewards do not work in verl's experimental trainers: start "
             "verl.trainer.main_ppo, with trainer.v1.trainer_mode=separate_async"
         )
 
 
-def without_effect(run: RunConfig) -> Iterator[Complaint]:
+def without_effect(run: RunConfig) -> Iterator[Finding]:
     """Settings that the estimator in force does not read."""
     for section in sorted(changed(run.settings).keys() - {*run.used}):
         yield _warning(
@@ -145,7 +145,7 @@ def without_effect(run: RunConfig) -> Iterator[Complaint]:
     if not run.computes:
         settings = ("weights", "rejected", "conditions")
         for setting in (name for name in settings if getattr(rewards, name) != getattr(defaults, name)):
-            yield Complaint(
+            yield Finding(
                 f"algorithm.rewards.{setting} has no effect on verl's {run.name}, which uses the score: remove it, or "
                 f"set algorithm.adv_estimator to one of {listed(INSTALLED)}",
                 fatal=setting == "conditions",
@@ -157,21 +157,21 @@ def without_effect(run: RunConfig) -> Iterator[Complaint]:
             )
 
 
-def single_response(run: RunConfig) -> Iterator[Complaint]:
+def single_response(run: RunConfig) -> Iterator[Finding]:
     """Groups of one response, verl's default: nothing would be learnt, or without a baseline."""
     steps = () if run.chain is None else run.chain.steps
-    compared = any(step.centres or step.compares or isinstance(step, DivideByMean) for step in steps)
+    compared = any(step.centers or step.compares or isinstance(step, DivideByMean) for step in steps)
     n = "actor_rollout_ref.rollout.n"
     if run.select(n) != 1:
         return
     if compared:
         why = "a single response to a prompt has nothing to be compared with, so every advantage is 0"
-        yield Complaint(f"{n}=1: {why}: set {n}=8, for example")
+        yield Finding(f"{n}=1: {why}: set {n}=8, for example")
     elif run.name in ALONE and is_verls(registered().get(run.name)) and not run.select("distillation.enabled"):
         yield _warning(f"{n}=1 with verl's {run.name}: {ALONE[run.name]}: set {n}=8, for example")
 
 
-def unlike_meant(run: RunConfig) -> Iterator[Complaint]:
+def unlike_meant(run: RunConfig) -> Iterator[Finding]:
     """Settings with which any run learns nothing."""
     if run.select("algorithm.use_pf_ppo") and (run.name != "gae" or run.select("trainer.use_v1")):
         mixes = "gives rows the returns of others on verl's default trainer"
@@ -193,7 +193,7 @@ def unlike_meant(run: RunConfig) -> Iterator[Complaint]:
         yield _warning(f"data.val_files has {listed(train & val)} of data.train_files: name other files to validate on")
 
 
-def part_of_checkpoint(run: RunConfig) -> Iterator[Complaint]:
+def part_of_checkpoint(run: RunConfig) -> Iterator[Finding]:
     """Checkpoints without the model or the optimizer, or a resume that does not read one of them."""
     for part in ("save_contents", "load_contents"):
         contents = run.select(f"{ACTOR}.checkpoint.{part}")
@@ -203,7 +203,7 @@ def part_of_checkpoint(run: RunConfig) -> Iterator[Complaint]:
             yield _warning(f"{where} lacks {listed(lost)}: a resumed run begins anew with it; add it")
 
 
-def short_micro_batch(run: RunConfig) -> Iterator[Complaint]:
+def short_micro_batch(run: RunConfig) -> Iterator[Finding]:
     """Micro-batches of FSDP that may be shorter than one sequence: the first such sequence ends the run."""
     limit = f"{ACTOR}.ppo_max_token_len_per_gpu"
     length = sum(run.select(f"data.max_{part}_length") or 0 for part in ("prompt", "response"))
@@ -216,21 +216,21 @@ def short_micro_batch(run: RunConfig) -> Iterator[Complaint]:
         )
 
 
-def _warning(text: str) -> Complaint:
-    return Complaint(text, fatal=False)
+def _warning(text: str) -> Finding:
+    return Finding(text, fatal=False)
 
 
-def missing_keys(run: RunConfig) -> Iterator[Complaint]:
+def missing_keys(run: RunConfig) -> Iterator[Finding]:
     """An estimator that works on each reward needs their names."""
     if run.chain is not None and run.chain.per_reward and run.settings.rewards.keys is None:
         source = run.select(f"{FUNCTION}.path") or "your reward function"
-        yield Complaint(
-            f"{run.name} normalises each reward separately: set 'algorithm.rewards.keys=[...]' to the keys that "
+        yield Finding(
+            f"{run.name} normalizes each reward separately: set 'algorithm.rewards.keys=[...]' to the keys that "
             f"{source} returns beside `score`"
         )
 
 
-def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:
+def contradicted_by_verl(run: RunConfig) -> Iterator[Finding]:
     """Settings of verl's that the steps cannot follow: KL in the reward, no division by the std."""
     if run.chain is None:
         return
@@ -239,18 +239,18 @@ def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:
         why = "which works on each reward separately: KL is added to one combined reward"
     elif any(isinstance(step, DivideByMean) for step in run.chain.steps):
         why = "which needs rewards of at least 0: KL may make them negative"
-    elif run.settings.rewards.by_turn:
+    elif run.settings.rewards.per_turn:
         why = "which gets rewards by turn: KL is added to the reward of a response"
-    elif not any(isinstance(step, WeighAndSum) for step in run.chain.steps):
-        why = "whose sum is not weigh_and_sum, which adds KL"
+    elif not any(isinstance(step, WeightedSum) for step in run.chain.steps):
+        why = "whose sum is not weighted_sum, which adds KL"
     if run.settings.kl_in_reward and why is not None:
-        yield Complaint(
+        yield Finding(
             f"algorithm.use_kl_in_reward=True does not work with {run.name}, {why}; set use_kl_in_reward=False and, to "
             f"keep a KL term, {ACTOR}.use_kl_loss=True"
         )
     for step in run.chain.steps:
         if step.divides_by_std and not run.settings.norm_by_std:
-            yield Complaint(
+            yield Finding(
                 f"algorithm.norm_adv_by_std_in_grpo=False contradicts the step {step.name} of {run.name}, which "
                 f"divides by a spread of rewards. Remove this setting, or {_without_division(run)}"
             )
@@ -267,7 +267,7 @@ def _without_division(run: RunConfig) -> str:
     return found[0] if found else "choose an estimator without a division, for example drgrpo"
 
 
-def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
+def rule_of_estimator(run: RunConfig) -> Iterator[Finding]:
     """The rules that estimators have beside their formulas."""
     for name in run.used if run.chain is not None else ():
         yield from load(name).rule(run.settings, run.select)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from verl_ext.errors import Complaint, DataError, listed, reading
+from verl_ext.errors import DataError, Finding, listed, reading
 from verl_ext.files import say
 from verl_ext.run_config import select
 
@@ -32,7 +32,7 @@ def files_of(config: Any, setting: str) -> list[str]:
 
 def rows_of(
     config: Any, setting: str, most: int, *, spread: bool = True, visit: Callable[[Any], None] | None = None
-) -> tuple[dict[str, Any], list[Complaint]]:
+) -> tuple[dict[str, Any], list[Finding]]:
     """Return rows of a setting's files by their places, and the first place of each kind of lack in a file.
 
     The rows are spread over the files, with one at least of each `data_source`; else they are the first. `visit` is
@@ -42,7 +42,7 @@ def rows_of(
     own = select(config, "data.custom_cls.path") is not None
     advice = " (data.custom_cls reads it: rehearse with --rows 0, or check without --try-reward)" if own else ""
     rows: dict[str, Any] = {}
-    lacks: list[Complaint] = []
+    lacks: list[Finding] = []
     for path in paths if spread else paths[:1]:
         if setting == "data.val_files" and not Path(path).exists():
             say(f"{setting}={path} is missing: its rows are not tried")
@@ -73,10 +73,10 @@ def rows_of(
         rows |= more if spread else {}
         for at, found in others.items():
             text = f"{prompt} is {reprlib.repr(found)}, expected messages, each with role and content"
-            lacks.append(Complaint(f"row {at} of {path}: data.prompt_key={text}{advice}"))
+            lacks.append(Finding(f"row {at} of {path}: data.prompt_key={text}{advice}"))
         for (source, lack), (at, _) in first.items():
             if lack and (source, "") in first:  # where no row of a source has a truth, its function needs none
-                lacks.append(Complaint(f"row {at} of {path}: reward_model.ground_truth is {lack}", lack == "null"))
+                lacks.append(Finding(f"row {at} of {path}: reward_model.ground_truth is {lack}", lack == "null"))
     return rows, lacks
 
 

@@ -9,23 +9,23 @@ import numpy as np
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array
-from verl_ext.core.steps import DropConflicts, WeighByVariation
-from verl_ext.errors import Complaint
+from verl_ext.core.steps import DropConflicts, WeightByVariation
+from verl_ext.errors import Finding
 from verl_ext.registry import BUILT_IN, build
 from verl_ext.run_config import RunConfig
 from verl_ext.settings import Settings
 
 NO_EFFECT = (
     "algorithm.rewards.weights has no effect on this estimator: remove it; an estimator of your own sums with "
-    "WeighAndSum(weights)"
+    "WeightedSum(weights)"
 )
 
 
-def trial(run: RunConfig) -> Iterator[Complaint]:
+def trial(run: RunConfig) -> Iterator[Finding]:
     """A list of steps, or an estimator of another package, that fails on a made-up batch."""
     written = any(name == "compose" or name not in BUILT_IN for name in run.used)
     if written and run.chain is not None and not (run.chain.per_reward and run.settings.rewards.keys is None):
-        yield from map(Complaint, try_out(run.name, run.settings))
+        yield from map(Finding, try_out(run.name, run.settings))
 
 
 def try_out(name: str, settings: Settings) -> Iterator[str]:
@@ -68,8 +68,8 @@ def _trial(chain: Chain, keys: tuple[str, ...]) -> Array:
     draw = np.random.default_rng(0)
     rewards = draw.random((12, len(keys)))  # where rewards are 0 or 1, two sets of weights may give the same
     rewards[8:] = 0.3
-    weighing = (step for step in chain.steps if isinstance(step, WeighByVariation))
-    rewards += max((value for step in weighing for value in step.lowest), default=0.0)
+    weighing = (step for step in chain.steps if isinstance(step, WeightByVariation))
+    rewards += max((value for step in weighing for value in step.min_values), default=0.0)
     batch = Batch.of(
         rewards,
         list("aaaabbbbcccc"),

@@ -48,7 +48,9 @@ NO_REWARDS = ("reward", ANY_REWARD, ACCURACY_BETWEEN)
 def add_trial(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a trial."""
     parser.add_argument("--answers", type=Path, metavar="FILE", help="JSON lines: an answer to each row, or its turns")
-    parser.add_argument("--answer-form", action="append", default=[], metavar="TEXT", help="such as 'The answer: {}'")
+    parser.add_argument(
+        "--answer-template", action="append", default=[], metavar="TEXT", help="such as 'The answer: {}'"
+    )
     parser.add_argument("--seconds", type=float, default=20, help="for the score of an answer, 20 by default")
 
 
@@ -56,8 +58,8 @@ def try_reward(config: Any, verdict: Verdict, options: argparse.Namespace, until
     """Return lines about the reward function, and what would end a run with it. `until`: when to end, by the clock."""
     if select(config, "reward.reward_model.enable") and select(config, f"{FUNCTION}.path") is None:
         raise ConfigurationError(f"a reward model scores this run: to try or rehearse it, set {FUNCTION}.path=FILE")
-    if wrong := [form for form in options.answer_form if "{}" not in form]:
-        raise ConfigurationError(f"--answer-form {wrong[0]!r} has no {{}}, where the ground truth stands")
+    if wrong := [form for form in options.answer_template if "{}" not in form]:
+        raise ConfigurationError(f"--answer-template {wrong[0]!r} has no {{}}, where the ground truth stands")
     given = ["\n".join(turns) for turns in read_answers(options.answers)] if options.answers is not None else []
     prompts = Prompts(config)
     samples, lacks = rows_of(config, "data.train_files", options.rows, spread=not given, visit=prompts)
@@ -69,7 +71,7 @@ def try_reward(config: Any, verdict: Verdict, options: argparse.Namespace, until
     with closing(Scorer(config, options.seconds, until, nan=verdict.chain is not None)) as scorer:
         costly = scorer.is_async or select(config, f"{MANAGER}.name") not in IN_PROCESS
         costly |= bool(select(config, "reward.reward_model.enable"))
-        trial = Trial(scorer, _numbers(config, verdict), options.answer_form, costly=costly)
+        trial = Trial(scorer, _numbers(config, verdict), options.answer_template, costly=costly)
         try:
             for number, (place, row) in enumerate([*samples.items(), *validated.items()]):
                 answers = given[number : number + 1] if number < len(samples) else []
@@ -86,8 +88,10 @@ def try_reward(config: Any, verdict: Verdict, options: argparse.Namespace, until
         more = select(config, f"{MANAGER}.name") not in MANAGERS
         problems += _wrong(columns, list(results), verdict, more=more)
     path = select(config, f"{FUNCTION}.path") or "verl's function"
-    advice = f"give --answer-form 'TEXT {{}}' or --answers, or look what {path} compares with reward_model.ground_truth"
-    certain = bool(not costly or options.answer_form or given)
+    advice = (
+        f"give --answer-template 'TEXT {{}}' or --answers, or look what {path} compares with reward_model.ground_truth"
+    )
+    certain = bool(not costly or options.answer_template or given)
     told = [(f"truths     {text}", odd and certain, advice) for text, odd in trial.told()]
     told += [(f"prompts    {text}", odd, f"raise {LIMIT}, or shorten them") for text, odd in prompts.told()]
     lines = [text for text, odd, _ in told if not odd]
@@ -161,7 +165,7 @@ def _wrong(columns: Mapping[str, Any], answers: Sequence[Answer], verdict: Verdi
                 compute(run.name, scores, torch.ones(size, 1))
         if settings.rewards.accuracy_between is not None:
             outside(Groups.of(labels), table)
-        for key in settings.rewards.by_item or ():
+        for key in settings.rewards.rubrics or ():
             Items.of(key, [answer.place for answer in answers], columns[key])  # the same for a row
     except VerlExtError as error:
         yield str(error)
@@ -173,12 +177,12 @@ def _lines(columns: Mapping[str, Sequence[Any]], verdict: Verdict) -> Iterator[s
     for key, given in columns.items():
         values, turns = given, ""
         with suppress(TypeError, ValueError):
-            by_item = key in (verdict.settings.rewards.by_item or ())
-            if by_item or key in (verdict.settings.rewards.by_turn or ()):
+            rubrics = key in (verdict.settings.rewards.rubrics or ())
+            if rubrics or key in (verdict.settings.rewards.per_turn or ()):
                 lists = list(map(json.loads, given))
                 entries, counts = [entry for entries in lists for entry in entries], list(map(len, lists))
-                values = [value for value, _ in entries] if by_item else entries
-                turns = f" by {'item' if by_item else 'turn'}, {min(counts)} to {max(counts)} entries"
+                values = [value for value, _ in entries] if rubrics else entries
+                turns = f" by {'item' if rubrics else 'turn'}, {min(counts)} to {max(counts)} entries"
         numbers = [float(value) for value in values if is_number(value) and abs(value) <= LARGEST_REWARD]
         words = [f"{min(numbers):g} to {max(numbers):g}"] if numbers else []
         words += [f"{rest} NaN, missing or no number"] if (rest := len(values) - len(numbers)) else []

@@ -25,25 +25,25 @@ Counts = Sequence[float] | Array
 
 
 @dataclass(frozen=True)
-class Requirement:
-    """`r_k <- r_k 1[r_on >= t]`: an easy reward counts only where the hard one was reached (GDPO, eq. 8).
+class Condition:
+    """`r_k <- r_k 1[r_j >= t]`: an easy reward counts only where the hard one was reached (GDPO, eq. 8).
 
-    Where `on` is not scored, `r_k` is not scored either.
+    `reward` names `r_j`. Where `r_j` is not scored, `r_k` is not scored either.
     """
 
-    on: str
+    reward: str
     at_least: float
 
-    def met(self, on: Array) -> Array:
-        """`[N]` 1 where the requirement is met, 0 where it is not, NaN where that is not known.
+    def met(self, values: Array) -> Array:
+        """`[N]` 1 where the condition is met, 0 where it is not, NaN where that is not known.
 
         Rewards arrive as float32, so a value up to `1e-6 max(1, |t|)` below the threshold has reached it.
 
-        >>> Requirement("correctness", 0.3).met(np.array([np.float32(0.3), 0.2, np.nan]))
+        >>> Condition("correctness", 0.3).met(np.array([np.float32(0.3), 0.2, np.nan]))
         array([ 1.,  0., nan])
         """
-        reached = on >= self.at_least - TOLERANCE * max(1.0, abs(self.at_least))
-        return np.where(np.isnan(on), np.nan, reached)
+        reached = values >= self.at_least - TOLERANCE * max(1.0, abs(self.at_least))
+        return np.where(np.isnan(values), np.nan, reached)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Batch:
     """`K` the component of each column, `rubric` for `rubric[0]`."""
     factors: Array | None
     """`[N, K]` what each value counts beside its component's weight, equal within a prompt; None: 1 each."""
-    conditions: Mapping[str, Requirement]
+    conditions: Mapping[str, Condition]
     """What must be reached for a reward to count, by its key."""
     groups: Groups
     """The rows that are compared: answers to one prompt, by turn those that reached the turn."""
@@ -151,7 +151,7 @@ class Batch:
         keys: Sequence[str] = (SCORE,),
         column_keys: Sequence[str] | None = None,
         factors: Array | None = None,
-        conditions: Mapping[str, Requirement] | None = None,
+        conditions: Mapping[str, Condition] | None = None,
         lengths: Counts | None = None,
         accuracy: Counts | None = None,
         kl_reward: Counts | None = None,
@@ -167,10 +167,10 @@ class Batch:
         raw = _shaped("rewards", rewards, (size, len(keys))).copy()
         check_finite(raw, keys, labels)
         matrix = raw.copy()
-        for name in {*(conditions or {}), *(needed.on for needed in (conditions or {}).values())} - {*keys}:
+        for name in {*(conditions or {}), *(needed.reward for needed in (conditions or {}).values())} - {*keys}:
             raise ConfigurationError(f"conditions: {unknown('reward', name, keys)}")
         for key, needed in (conditions or {}).items():
-            column, met = keys.index(key), needed.met(raw[:, keys.index(needed.on)])
+            column, met = keys.index(key), needed.met(raw[:, keys.index(needed.reward)])
             matrix[:, column] = np.where(np.isnan(raw[:, column] + met), np.nan, np.where(met > 0, raw[:, column], 0.0))
         prompts = Groups.of(labels) if prompts is None else prompts
         turns = Turns(np.zeros(size, dtype=np.intp)) if turns is None else turns

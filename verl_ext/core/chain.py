@@ -14,8 +14,8 @@ from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
 Order = Mapping[str, str]
 """Names of other steps, each with the reason why it must, or must not, come before a step."""
-COMPARED = "centre, or another step that compares the answers to a prompt"
-"""In `after` and `not_after` of a step: any step that centres or compares."""
+COMPARED = "center, or another step that compares the answers to a prompt"
+"""In `after` and `not_after` of a step: any step that centers or compares."""
 State = Mapping[str, Any]
 """State of a chain: the state of each stateful step, by step name."""
 
@@ -52,14 +52,14 @@ class Step:
     compares: ClassVar[bool] = False
     """Whether a value says how it compares with the others of its group: the chain then makes all of a group exactly 0
     that did not vary before, and `rollout.n=1` is refused."""
-    centres: ClassVar[bool] = False
-    """Whether the mean of each group is 0 after the step, too: it then counts as `centre` in the rules of order."""
+    centers: ClassVar[bool] = False
+    """Whether the mean of each group is 0 after the step, too: it then counts as `center` in the rules of order."""
     divides_by_std: ClassVar[bool] = False
     """Whether the step divides by the spread of the rewards, in the group or in the batch: verl's
     `norm_adv_by_std_in_grpo=False` contradicts it. Whitening, after the sum, is not meant."""
     sums: ClassVar[bool] = False
-    """Whether the step makes one value of all rewards: it then counts as `weigh_and_sum` in the rules of order."""
-    not_by_item: ClassVar[str] = ""
+    """Whether the step makes one value of all rewards: it then counts as `weighted_sum` in the rules of order."""
+    not_with_rubrics: ClassVar[str] = ""
     """Why the step cannot stand before the sum where a reward comes by item, with a column for each criterion."""
     needs_accuracy: ClassVar[bool] = False
     """Whether the step reads `batch.accuracy`."""
@@ -110,8 +110,8 @@ class Result:
 class Chain:
     """An estimator: steps applied in order, from the rewards of a trajectory to its advantage.
 
-    >>> from verl_ext.core.steps import Centre, WeighAndSum
-    >>> chain = Chain((WeighAndSum(), Centre()))
+    >>> from verl_ext.core.steps import Center, WeightedSum
+    >>> chain = Chain((WeightedSum(), Center()))
     >>> chain(Batch.of([[1.0], [0.0]], ["g", "g"])).advantages
     array([ 0.5, -0.5])
     """
@@ -167,8 +167,10 @@ class Chain:
         metrics: Metrics = {}
         summed, values = None, batch.returns
         for step in self.steps:
-            if step.not_by_item and batch.factors is not None and values.shape[1] > 1:
-                raise ConfigurationError(f"step {step.name!r} does not work with rewards by item: {step.not_by_item}")
+            if step.not_with_rubrics and batch.factors is not None and values.shape[1] > 1:
+                raise ConfigurationError(
+                    f"step {step.name!r} does not work with rewards by item: {step.not_with_rubrics}"
+                )
             found = step.transform(values, batch, old.get(step.name))
             after, shape = found.values, (len(values), 1 if step.sums else values.shape[1])
             if not isinstance(after, np.ndarray) or after.shape != shape:
@@ -177,7 +179,7 @@ class Chain:
                     f"array of the shape {shape}"
                 )
             # A division would blow up what rounding leaves of a group without variance.
-            if step.centres or step.compares:
+            if step.centers or step.compares:
                 varies = batch.groups.broadcast(batch.groups.varies(values))
                 after = np.where(varies | np.isnan(after), after, 0.0)
             if step.sums and (parts := step.parts(values, batch)) is not None:
@@ -189,7 +191,7 @@ class Chain:
         if values.shape[1] != 1 or not self.steps:
             raise ConfigurationError(
                 f"a chain must end with one value per trajectory, but the steps {[step.name for step in self.steps]} "
-                f"return {values.shape[1]}: add weigh_and_sum, or another step that sums"
+                f"return {values.shape[1]}: add weighted_sum, or another step that sums"
             )
         advantages = values[:, 0]
         return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, summed)

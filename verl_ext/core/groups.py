@@ -79,9 +79,9 @@ class Groups:
         mean: Array = np.divide(self.sum(x), count, out=np.full(count.shape, np.nan), where=count > 0)
         return mean
 
-    def std(self, centred: Array) -> Array:
-        """Standard deviation, with n - 1, of values centred in their group; 0 for fewer than two scored values."""
-        return np.sqrt(divide(self.sum(np.square(centred)), self.count(centred) - 1))
+    def std(self, centered: Array) -> Array:
+        """Standard deviation, with n - 1, of values centered in their group; 0 for fewer than two scored values."""
+        return np.sqrt(divide(self.sum(np.square(centered)), self.count(centered) - 1))
 
     def quantile(self, x: Array, q: float) -> Array:
         """Quantile of the scored values, interpolated linearly; NaN for a group without any.

@@ -1,4 +1,4 @@
-"""The step `weigh_by_history`: the capability anchor of HA-DW and its reweighting."""
+"""The step `weight_by_history`: the capability anchor of HA-DW and its reweighting."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -10,7 +10,7 @@ from verl_ext.core.chain import COMPARED, Order, Step, StepResult
 from verl_ext.core.groups import Array
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.steps import single
-from verl_ext.core.typed import LARGEST_WEIGHT, limited
+from verl_ext.core.typed import LARGEST_WEIGHT, bounded
 from verl_ext.errors import CheckpointError
 
 
@@ -20,37 +20,37 @@ class Anchor:
 
     anchor: Literal["soft", "window", "fixed"] = "soft"
     """How the model's capability is estimated: `soft` (the paper), `window` (the authors' code), `fixed`."""
-    lambda_scale: float = limited(1.3, above=0.0, high=LARGEST_WEIGHT)
+    lambda_scale: float = bounded(1.3, above=0.0, high=LARGEST_WEIGHT)
     """Factor of every weight; 1.0 leaves a prompt at the anchor unchanged."""
-    history_window: int = limited(10, low=1, only_with={"anchor": ("soft", "window")})
+    history_window: int = bounded(10, low=1, only_with={"anchor": ("soft", "window")})
     """Batches remembered, by `soft` and `window`."""
-    eta: float = limited(0.1, low=0.0, high=1.0, only_with={"anchor": ("soft",)})
+    eta: float = bounded(0.1, low=0.0, high=1.0, only_with={"anchor": ("soft",)})
     """Factor of sigma in the step of the `soft` anchor."""
-    eta_min: float = limited(0.05, low=0.0, high=1.0, only_with={"anchor": ("soft",)})
+    eta_min: float = bounded(0.05, low=0.0, high=1.0, only_with={"anchor": ("soft",)})
     """Added to the step of the `soft` anchor; with 0, the paper's formula, the anchor can stand still."""
-    fixed_anchor: float = limited(0.5, low=0.0, high=1.0, only_with={"anchor": ("fixed",)})
+    fixed_anchor: float = bounded(0.5, low=0.0, high=1.0, only_with={"anchor": ("fixed",)})
     """The anchor of `anchor=fixed`."""
 
 
 @dataclass(frozen=True)
-class WeighByHistory(Anchor, Step):
+class WeightByHistory(Anchor, Step):
     """`x * Phi`, `Phi = lambda exp(D M)`, `M = |p_g - C|`, `D = -sgn(x) sgn(p_g - C)` (HA-DW, eq. 7-13).
 
     `p_g` is the prompt's mean accuracy, `C` the model's capability; `verl_ext/estimators/hadw.py` says how each anchor
     moves it. A prompt without a scored accuracy has Phi = 1. A batch without one does not change the anchor.
 
     The state is `anchor`; `value`, which is C; `window`, the last posteriors (`soft`) or batch accuracies (`window`),
-    oldest first; and `ticks`, the batches seen.
+    oldest first; and `updates`, the batches seen.
     """
 
-    name: ClassVar[str] = "weigh_by_history"
+    name: ClassVar[str] = "weight_by_history"
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = {"weigh_and_sum": "it needs the sum's sign", COMPARED: "it needs a sign within the group"}
+    after: ClassVar[Order] = {"weighted_sum": "it needs the sum's sign", COMPARED: "it needs a sign within the group"}
 
     def init(self) -> dict[str, Any]:
         """Return the state before the first batch."""
         value = self.fixed_anchor if self.anchor == "fixed" else None
-        return {"anchor": self.anchor, "value": value, "window": [], "ticks": 0}
+        return {"anchor": self.anchor, "value": value, "window": [], "updates": 0}
 
     def check_state(self, state: Any) -> None:
         """Raise if the state is damaged, or another anchor wrote it."""
@@ -70,18 +70,18 @@ class WeighByHistory(Anchor, Step):
         if not len(scored):
             return StepResult(values, state)
         y = float(scored.mean())
-        centre, new, eta_t = self._move(state, y)
-        gap = batch.prompts.broadcast(batch.prompts.mean(accuracy) - centre)
+        center, new, eta_t = self._move(state, y)
+        gap = batch.prompts.broadcast(batch.prompts.mean(accuracy) - center)
         # D M = -sgn(x) (p_g - C)
         phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(-np.sign(single(values)) * gap))[:, None]
         if self.anchor == "soft" and state["value"] is None:
             phi = np.ones_like(phi)
         metrics: Metrics = {
-            "capability_prior": centre,
+            "capability_prior": center,
             "capability_posterior": float(new["value"]),
             "batch_accuracy": y,
             "eta_t": eta_t,
-            "tick": float(new["ticks"]),
+            "updates": float(new["updates"]),
         }
         used = phi[~np.isnan(values) & (values != 0)]
         if used.size:
@@ -92,28 +92,28 @@ class WeighByHistory(Anchor, Step):
         """Return the anchor for this batch, the new state, and the step size of `soft`."""
         past, eta_t = old["window"], 0.0
         if self.anchor == "fixed":
-            centre = value = self.fixed_anchor
+            center = value = self.fixed_anchor
             window = []
         elif self.anchor == "window":
             window = [*past, y][-self.history_window :]
-            centre = value = float(np.mean(window))
+            center = value = float(np.mean(window))
         else:
             # A run may resume with a shorter window than it was saved with.
             recent = past[-self.history_window :]
             sigma = float(np.std(recent)) if len(recent) > 1 else 1.0
             eta_t = 1.0 if old["value"] is None else min(self.eta_min + self.eta * sigma, 1.0)
-            centre = y if old["value"] is None else old["value"]
-            value = (1 - eta_t) * centre + eta_t * y
+            center = y if old["value"] is None else old["value"]
+            value = (1 - eta_t) * center + eta_t * y
             window = [*past, value][-self.history_window :]
-        return centre, {"anchor": self.anchor, "value": value, "window": window, "ticks": old["ticks"] + 1}, eta_t
+        return center, {"anchor": self.anchor, "value": value, "window": window, "updates": old["updates"] + 1}, eta_t
 
 
 def _is_sound(state: Any) -> bool:
     """Whether a saved state has the entries that `init` describes, each within its range."""
     match state:
-        case {"anchor": anchor, "value": value, "window": [*window], "ticks": int(ticks)} if len(state) == 4:
+        case {"anchor": anchor, "value": value, "window": [*window], "updates": int(updates)} if len(state) == 4:
             shares = window if value is None else [*window, value]
             in_range = all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares)
             has_value = anchor == "fixed" or bool(window)
-            return in_range and len(window) <= ticks <= LARGEST_COUNT and (value is not None) == has_value
+            return in_range and len(window) <= updates <= LARGEST_COUNT and (value is not None) == has_value
     return False

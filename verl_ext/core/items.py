@@ -16,15 +16,15 @@ from verl_ext.core.groups import Array, Index
 from verl_ext.errors import ConfigurationError, DataError
 
 
-def by_item(entries: Iterable[float], weights: Iterable[float] | None = None) -> str:
+def rubric(entries: Iterable[float], weights: Iterable[float] | None = None) -> str:
     """The criteria of a response as text, each with its weight, for the result of a reward function.
 
     verl cannot carry lists of different lengths from a reward function to the trainer; text it can.
 
-    >>> by_item([1, 0.5], weights=[5, -3])
+    >>> rubric([1, 0.5], weights=[5, -3])
     '[[1.0, 5.0], [0.5, -3.0]]'
     """
-    for name, given in {"by_item": entries, "weights of by_item": weights}.items():
+    for name, given in {"rubric": entries, "weights of rubric": weights}.items():
         if isinstance(given, str | bytes | Mapping):
             raise DataError(f"{name} must be a list with one number for each criterion, found {reprlib.repr(given)}")
     values = list(map(float, entries))
@@ -43,9 +43,9 @@ class Items:
 
     @classmethod
     def of(cls, key: str, labels: Sequence[Hashable], texts: Sequence[Any]) -> Items:
-        """Read what `by_item` returned for each response; those of one label must have the same weights.
+        """Read what `rubric` returned for each response; those of one label must have the same weights.
 
-        >>> Items.of("rubric", ["p", "q"], [by_item([1, 0], weights=[3, -1]), by_item([0.5])]).factors
+        >>> Items.of("rubric", ["p", "q"], [rubric([1, 0], weights=[3, -1]), rubric([0.5])]).factors
         array([[ 0.75, -0.25],
                [ 1.  ,  0.  ]])
         """
@@ -58,9 +58,9 @@ class Items:
                 size = math.fsum(abs(weight) for _, weight in pairs)
             if not 0 < size < math.inf:
                 raise DataError(
-                    f"{where} is {text!r:.80}, but algorithm.rewards.by_item names it: return "
-                    "verl_ext.by_item([...], weights=[...]), with finite weights that are not all 0. For a prompt "
-                    "without criteria, return verl_ext.by_item([float('nan')])"
+                    f"{where} is {text!r:.80}, but algorithm.rewards.rubrics names it: return "
+                    "verl_ext.rubric([...], weights=[...]), with finite weights that are not all 0. For a prompt "
+                    "without criteria, return verl_ext.rubric([float('nan')])"
                 )
             weights = [weight for _, weight in pairs]
             if (others := given.setdefault(label, weights)) != weights:
@@ -98,7 +98,7 @@ def _pairs(entries: Any) -> list[tuple[float, float]]:
 def spread(keys: Sequence[str], rewards: Sequence[Array | Items]) -> dict[str, Any]:
     """Return some rewards as `Batch.of` takes them, those by item with a column for each criterion.
 
-    >>> spread(["right", "rubric"], [np.array([1.0]), Items.of("rubric", ["p"], [by_item([0, 1])])])["keys"]
+    >>> spread(["right", "rubric"], [np.array([1.0]), Items.of("rubric", ["p"], [rubric([0, 1])])])["keys"]
     ['right', 'rubric[0]', 'rubric[1]']
     """
     widths = [reward.values.shape[1] if isinstance(reward, Items) else 0 for reward in rewards]

@@ -63,7 +63,7 @@ def check_order(chosen: Sequence[Step], where: str) -> None:
     sums = [index for index, step in enumerate(chosen) if step.sums]
     if len(sums) != 1:
         raise ConfigurationError(
-            f"{where} must have one step that sums, such as weigh_and_sum, found {len(sums)}: put it first to work on "
+            f"{where} must have one step that sums, such as weighted_sum, found {len(sums)}: put it first to work on "
             "the total, or later to apply steps to each reward before"
         )
     for index, step in enumerate(chosen):
@@ -81,21 +81,21 @@ def check_order(chosen: Sequence[Step], where: str) -> None:
 def _words(chosen: Sequence[Step]) -> set[str]:
     """The words of `after`, `not_after` and `undoes` that hold for these steps.
 
-    They are the steps' names, `centre` and `weigh_and_sum` for others that centre and sum, COMPARED for those that
+    They are the steps' names, `center` and `weighted_sum` for others that center and sum, COMPARED for those that
     compare, and settings that are True.
     """
     names = {step.name for step in chosen}
-    names |= {steps.Centre.name for step in chosen if step.centres}
-    names |= {COMPARED for step in chosen if step.centres or step.compares}
-    names |= {steps.WeighAndSum.name for step in chosen if step.sums}
+    names |= {steps.Center.name for step in chosen if step.centers}
+    names |= {COMPARED for step in chosen if step.centers or step.compares}
+    names |= {steps.WeightedSum.name for step in chosen if step.sums}
     return names | {name for step in chosen for name, value in vars(step).items() if value is True}
 
 
 def as_list(chain: Chain) -> list[str | dict[str, Any]]:
     """The list that describes a chain; settings at their defaults are left out.
 
-    >>> as_list(Chain((steps.WeighAndSum(), steps.Centre(), steps.ScaleByMad(0.5))))
-    ['weigh_and_sum', 'centre', {'step': 'scale_by_mad', 'epsilon': 0.5}]
+    >>> as_list(Chain((steps.WeightedSum(), steps.Center(), steps.ScaleByMad(0.5))))
+    ['weighted_sum', 'center', {'step': 'scale_by_mad', 'epsilon': 0.5}]
     """
     described: list[str | dict[str, Any]] = []
     for step in chain.steps:

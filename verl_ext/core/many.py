@@ -13,13 +13,13 @@ from verl_ext.core.chain import COMPARED, Order, Step, StepResult
 from verl_ext.core.groups import Array, divide
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.steps import _GROUP_FACTORS
-from verl_ext.core.typed import limited
+from verl_ext.core.typed import bounded
 
-_OF_EACH: Order = {"weigh_and_sum": "it compares the rewards of a response"}
+_OF_EACH: Order = {"weighted_sum": "it compares the rewards of a response"}
 
 
 @dataclass(frozen=True)
-class WeighByDensity(Step):
+class WeightByDensity(Step):
     """`w_k x_k`, `w_k = min(5, sqrt(max_l p_l / p_k))`, p_k the share of groups in which reward k varies (DARA).
 
     A reward that varies in few groups counts more; `w_k = 1` for one that varies in none. `of=positive` weighs only
@@ -27,13 +27,13 @@ class WeighByDensity(Step):
     `weight/<reward>` is w_k; it is multiplied with the weight of `algorithm.rewards.weights`, which p_k does not know.
 
     >>> batch = Batch.of([[1.0, 1.0], [-1.0, -1.0], [1.0, 0.0], [-1.0, 0.0]], list("ggHH"), keys=("right", "form"))
-    >>> found = WeighByDensity(of="positive").transform(batch.returns, batch, None)
+    >>> found = WeightByDensity(of="positive").transform(batch.returns, batch, None)
     >>> found.values.round(3).tolist(), {name: round(w, 3) for name, w in found.metrics.items()}
     ([[1.0, 1.414], [-1.0, -1.0], [1.0, 0.0], [-1.0, 0.0]], {'weight/right': 1.0, 'weight/form': 1.414})
     """
 
-    name: ClassVar[str] = "weigh_by_density"
-    not_by_item: ClassVar[str] = "its density would go by a criterion's place in the list"
+    name: ClassVar[str] = "weight_by_density"
+    not_with_rubrics: ClassVar[str] = "its density would go by a criterion's place in the list"
     after: ClassVar[Order] = {COMPARED: "only compared values say which responses are better than others"}
     not_after: ClassVar[Order] = _OF_EACH
     of: Literal["both", "positive"] = "both"
@@ -49,7 +49,7 @@ class WeighByDensity(Step):
 
 @dataclass(frozen=True)
 class ScaleByCommonStd(Step):
-    """`x_k / sum_l w_l std_g(x_l)` of centred values, std with n, one divisor for all rewards (DVAO).
+    """`x_k / sum_l w_l std_g(x_l)` of centered values, std with n, one divisor for all rewards (DVAO).
 
     w_l is the size of the weight of reward l: a negative weight is a positive one of the negative reward. A reward that
     does not vary, or is not scored, adds 0 to the divisor. All of a group is 0 where the divisor is at most 1e-8.
@@ -61,7 +61,7 @@ class ScaleByCommonStd(Step):
 
     name: ClassVar[str] = "scale_by_common_std"
     divides_by_std: ClassVar[bool] = True
-    after: ClassVar[Order] = {"centre": "it divides values that are centred in their group"}
+    after: ClassVar[Order] = {"center": "it divides values that are centered in their group"}
     not_after: ClassVar[Order] = {**_GROUP_FACTORS, **_OF_EACH}
     undoes: ClassVar[Order] = {"leave_one_out": "dividing afterwards undoes it"}
     weights: tuple[float, ...] | None = None
@@ -75,7 +75,7 @@ class ScaleByCommonStd(Step):
 
 @dataclass(frozen=True)
 class ScaleByCorrelation(Step):
-    """`x_k / sqrt(sum_lm rho_lm + epsilon)`, rho the correlations of the centred `w_l x_l` in the group (CorrGRPO).
+    """`x_k / sqrt(sum_lm rho_lm + epsilon)`, rho the correlations of the centered `w_l x_l` in the group (CorrGRPO).
 
     The sum is over all pairs, also `l = m`, where rho is 1. A reward that does not vary or has weight 0 adds nothing,
     one with a negative weight has the opposite sign. Where a response lacks a score, it adds nothing to rho. Rewards
@@ -88,10 +88,10 @@ class ScaleByCorrelation(Step):
 
     name: ClassVar[str] = "scale_by_correlation"
     divides_by_std: ClassVar[bool] = True
-    after: ClassVar[Order] = {"centre": "the correlations are those of values that are centred in their group"}
+    after: ClassVar[Order] = {"center": "the correlations are those of values that are centered in their group"}
     not_after: ClassVar[Order] = _OF_EACH
     weights: tuple[float, ...] | None = None
-    epsilon: float = limited(1e-6, above=0.0)
+    epsilon: float = bounded(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups, signs = batch.groups, np.sign(batch.weighed(self.weights))
@@ -118,7 +118,7 @@ class SoftMin(Step):
 
     name: ClassVar[str] = "soft_min"
     sums: ClassVar[bool] = True
-    k: float = limited(1.0, above=0.0)
+    k: float = bounded(1.0, above=0.0)
     """Large: the least of the rewards; small: their mean."""
 
     def apply(self, values: Array, batch: Batch) -> Array:

@@ -32,43 +32,43 @@ def metric_name(key: str) -> str:
 def reward_metrics(batch: Batch) -> Metrics:
     """Statistics of each reward as the estimator saw it: after the conditions, before the weights.
 
-    `dead_groups` is the share of groups without variance. With conditions, `raw_mean` is the mean before them, and
-    `condition_met` the share of responses that reach the requirement, of those for which that is known. A reward by
-    turn counts with its response's whole return; `by_turn/<t>/mean` is what was given for turn `t`. One by item counts
-    with the weighted sum of its criteria; `items` is the mean number of those with a weight over the prompts, and
-    `varying_items` the share of them that vary in their group.
+    `zero_variance_group_fraction` is the fraction of zero-variance groups. With conditions, `raw_mean` is the mean
+    before them, and `condition_met_fraction` is the fraction of responses that meet the condition, among those for
+    which this is known. A per-turn reward contributes the whole return of a response; `per_turn/<t>/mean` is the mean
+    reward of turn `t`. A rubric contributes the weighted sum of its criteria. `criteria` is the mean number of criteria
+    with a nonzero weight per prompt, and `varying_criteria_fraction` the fraction of them that vary in their group.
     """
     if not len(batch.returns):
         return {}
     metrics: Metrics = {}
     if batch.factors is not None:
         varies, counts = batch.groups.varies(batch.returns), batch.factors[batch.groups.order[batch.groups.starts]] != 0
-        by_item = np.array(batch.keys) != batch.column_keys
-        for key in dict.fromkeys(np.array(batch.column_keys)[by_item].tolist()):
+        rubrics = np.array(batch.keys) != batch.column_keys
+        for key in dict.fromkeys(np.array(batch.column_keys)[rubrics].tolist()):
             name, counted = f"reward/{metric_name(key)}", counts & (np.array(batch.column_keys) == key)
-            metrics[f"{name}/items"] = float(counted.sum(axis=1).mean())
-            metrics[f"{name}/varying_items"] = float(varies[counted].mean())
+            metrics[f"{name}/criteria"] = float(counted.sum(axis=1).mean())
+            metrics[f"{name}/varying_criteria_fraction"] = float(varies[counted].mean())
     batch = batch.by_key()
     seen = batch.returns
     dead = 1.0 - batch.groups.varies(seen).mean(axis=0)
     turns = batch.turns
     raw = turns.returns(batch.raw) if batch.conditions else np.empty_like(seen)
     for column, key in enumerate(batch.keys):
-        name, by_turn = f"reward/{metric_name(key)}", column in turns.columns
-        once = turns.number == 0 if by_turn else turns.last
+        name, per_turn = f"reward/{metric_name(key)}", column in turns.columns
+        once = turns.number == 0 if per_turn else turns.last
         scored = _scored(seen[once, column])
         metrics |= _moments(name, scored)
-        metrics[f"{name}/dead_groups"] = float(dead[column])
+        metrics[f"{name}/zero_variance_group_fraction"] = float(dead[column])
         metrics[f"{name}/unscored"] = float(once.sum() - len(scored))
         if batch.conditions and len(before := _scored(raw[once, column])):
             metrics[f"{name}/raw_mean"] = float(before.mean())
         needed = batch.conditions.get(key)
-        if needed and len(met := _scored(needed.met(batch.raw[turns.last, batch.keys.index(needed.on)]))):
-            metrics[f"{name}/condition_met"] = float(met.mean())
-        for turn in range(TURNS * by_turn):
+        if needed and len(met := _scored(needed.met(batch.raw[turns.last, batch.keys.index(needed.reward)]))):
+            metrics[f"{name}/condition_met_fraction"] = float(met.mean())
+        for turn in range(TURNS * per_turn):
             given = _scored(batch.raw[turns.number == turn, column])
             if len(given):
-                metrics[f"{name}/by_turn/{turn + 1}/mean"] = float(given.mean())
+                metrics[f"{name}/per_turn/{turn + 1}/mean"] = float(given.mean())
     return metrics
 
 
@@ -78,12 +78,12 @@ def turn_metrics(batch: Batch) -> Metrics:
     >>> from verl_ext.core.turns import Turns
     >>> batch = Batch.of([[1.0]] * 3, ["a"] * 3, turns=Turns.of_counts([2, 1]))
     >>> turn_metrics(batch)
-    {'advantage/turns': 1.5, 'advantage/single_turns': 0.3333333333333333}
+    {'advantage/turns': 1.5, 'advantage/single_turn_fraction': 0.3333333333333333}
     """
     single = batch.groups.sizes == 1
     return {
         "advantage/turns": float(1 / batch.turns.last.mean()),
-        "advantage/single_turns": float(batch.groups.broadcast(single).mean()),
+        "advantage/single_turn_fraction": float(batch.groups.broadcast(single).mean()),
     }
 
 
@@ -91,7 +91,7 @@ def advantage_metrics(advantages: Array) -> Metrics:
     """Mean, std, min and max over trajectories, and the share of exact zeros, which give no gradient."""
     if not len(advantages):
         return {}
-    return _moments("advantage", advantages) | {"advantage/zero_share": float((advantages == 0).mean())}
+    return _moments("advantage", advantages) | {"advantage/zero_fraction": float((advantages == 0).mean())}
 
 
 def reward_shares(groups: Groups, parts: Array, total: Array, advantages: Array) -> Array:
@@ -110,8 +110,8 @@ def reward_shares(groups: Groups, parts: Array, total: Array, advantages: Array)
     if not weights.any():
         return np.full(parts.shape[1], np.nan)
     deviations = np.nan_to_num(total - groups.broadcast(mean))
-    centred = parts - groups.broadcast(groups.mean(parts))  # so that a large offset leaves no rounding
-    covariance, variance = groups.sum(centred * deviations[:, None]), groups.sum(np.square(deviations))
+    centered = parts - groups.broadcast(groups.mean(parts))  # so that a large offset leaves no rounding
+    covariance, variance = groups.sum(centered * deviations[:, None]), groups.sum(np.square(deviations))
     shares: Array = weights @ divide(covariance, variance[:, None]) / weights.sum()
     return shares
 
@@ -123,9 +123,9 @@ def share_metrics(
     shares = reward_shares(groups, parts, total, advantages)
     if np.isnan(shares).any() or (len(keys) == 1 and not rest):
         return {}
-    metrics = {"advantage/share/rest": 1 - float(shares.sum())} if rest else {}
+    metrics = {"advantage/contribution/rest": 1 - float(shares.sum())} if rest else {}
     named = zip(keys, shares, strict=True)
-    return metrics | {f"advantage/share/{metric_name(key)}": float(share) for key, share in named}
+    return metrics | {f"advantage/contribution/{metric_name(key)}": float(share) for key, share in named}
 
 
 def _scored(values: Array) -> Array:

@@ -12,7 +12,7 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.chain import COMPARED, Order, Step, StepResult
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, divide
 from verl_ext.core.metrics import metric_name
-from verl_ext.core.typed import limited
+from verl_ext.core.typed import bounded
 from verl_ext.errors import ConfigurationError, DataError, listed
 
 # What divisions within a group must not come after. A step that multiplies whole groups belongs here: dividing by the
@@ -23,15 +23,16 @@ _GROUP_FACTORS: Order = dict.fromkeys(
         "drop_conflicts",
         "scale_by_common_std",
         "scale_by_correlation",
-        "weigh_by_difficulty",
-        "weigh_by_focal",
-        "weigh_by_history",
+        "weight_by_difficulty",
+        "weight_by_focal",
+        "weight_by_history",
         "whiten",
     ),
     "dividing within the group afterwards undoes it",
 )
 # What they undo unless a sum stands between. A step, or a setting that is True, that scales each reward belongs here:
-# dividing their sum keeps how they compare. A step that adds, clips or compares, such as `shorten`, is in neither.
+# dividing their sum keeps how they compare. A step that adds, clips or compares, such as `length_penalty`, is in
+# neither.
 _REWARD_FACTORS: Order = dict.fromkeys(
     (
         "divide_by_mean",
@@ -39,8 +40,8 @@ _REWARD_FACTORS: Order = dict.fromkeys(
         "leave_one_out",
         "scale_by_std",
         "scale_by_mad",
-        "weigh_by_density",
-        "weigh_by_variation",
+        "weight_by_density",
+        "weight_by_variation",
     ),
     "dividing afterwards undoes it",
 )
@@ -52,7 +53,7 @@ UNITS = 4.0
 
 @dataclass(frozen=True)
 class DivideByMean(Step):
-    """`x / (mean_g(x) + epsilon)` of rewards of at least 0, before they are centred (MaxRL).
+    """`x / (mean_g(x) + epsilon)` of rewards of at least 0, before they are centered (MaxRL).
 
     All of a group is 0 if its mean is 0 or its values do not vary.
     """
@@ -60,7 +61,7 @@ class DivideByMean(Step):
     name: ClassVar[str] = "divide_by_mean"
     not_after: ClassVar[Order] = _GROUP_FACTORS
     undoes: ClassVar[Order] = _REWARD_FACTORS
-    epsilon: float = limited(1e-6, above=0.0)
+    epsilon: float = bounded(1e-6, above=0.0)
     """Added to the mean."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -69,7 +70,7 @@ class DivideByMean(Step):
             raise DataError(
                 f"{self.name} (maxrl) needs rewards of at least 0, found {values[row, column]:g} for uid "
                 f"{batch.prompts.labels[batch.prompts.ids[row]]!r}: map them in the reward function, for example from "
-                "[-1, 1] to [0, 1], use no negative weight, and centre afterwards"
+                "[-1, 1] to [0, 1], use no negative weight, and center afterwards"
             )
         mean, varies = batch.groups.variation(values)
         scale: Array = np.divide(1.0, mean + self.epsilon, out=np.zeros(mean.shape), where=varies & (mean > 0))
@@ -78,7 +79,7 @@ class DivideByMean(Step):
 
 @dataclass(frozen=True)
 class DivideByBatchStd(Step):
-    """`x / (std(x) + epsilon)` before centring, std with n - 1 over the whole batch (Lite PPO).
+    """`x / (std(x) + epsilon)` before centering, std with n - 1 over the whole batch (Lite PPO).
 
     A reward whose std is at most `1e-6 max(1, |mean|)` is not divided. By turn each response counts once: each of its T
     turns has weight 1 / T.
@@ -87,9 +88,9 @@ class DivideByBatchStd(Step):
     name: ClassVar[str] = "divide_by_batch_std"
     divides_by_std: ClassVar[bool] = True
     not_after: ClassVar[Order] = {COMPARED: "it takes rewards as they are", "balance": "it undoes that factor"}
-    undoes: ClassVar[Order] = {"weigh_by_variation": "dividing by the batch's std undoes it"}
-    not_by_item: ClassVar[str] = "it would divide by the std of a criterion's place in the list"
-    epsilon: float = limited(0.0, low=0.0)
+    undoes: ClassVar[Order] = {"weight_by_variation": "dividing by the batch's std undoes it"}
+    not_with_rubrics: ClassVar[str] = "it would divide by the std of a criterion's place in the list"
+    epsilon: float = bounded(0.0, low=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
         weights = np.apply_along_axis(batch.turns.response_weights, 0, ~np.isnan(values))
@@ -100,36 +101,36 @@ class DivideByBatchStd(Step):
 
 
 @dataclass(frozen=True)
-class Centre(Step):
+class Center(Step):
     """`x - mean_g(x)`, in a chain exactly 0 in a group without variance and in a group of one.
 
     A group whose range is at most `1e-6 max(1, |mean|)` has no variance. With `leave_one_out` the mean is that of the
     other responses: `n / (n - 1) (x - mean_g(x))`, with n scored responses in the group (RLOO).
     """
 
-    name: ClassVar[str] = "centre"
-    centres: ClassVar[bool] = True
+    name: ClassVar[str] = "center"
+    centers: ClassVar[bool] = True
     leave_one_out: bool = False
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
-        centred: Array = values - groups.broadcast(groups.mean(values))
+        centered: Array = values - groups.broadcast(groups.mean(values))
         if self.leave_one_out:
             count = groups.count(values)
-            centred = centred * groups.broadcast(divide(count, count - 1))
-        return centred
+            centered = centered * groups.broadcast(divide(count, count - 1))
+        return centered
 
 
 @dataclass(frozen=True)
 class ScaleByStd(Step):
-    """`x / (std_g(x) + epsilon)` of centred values, std with n - 1; 0 where the divisor is 0."""
+    """`x / (std_g(x) + epsilon)` of centered values, std with n - 1; 0 where the divisor is 0."""
 
     name: ClassVar[str] = "scale_by_std"
     divides_by_std: ClassVar[bool] = True
-    after: ClassVar[Order] = {"centre": "it divides values that are centred in their group"}
+    after: ClassVar[Order] = {"center": "it divides values that are centered in their group"}
     not_after: ClassVar[Order] = _GROUP_FACTORS
     undoes: ClassVar[Order] = _REWARD_FACTORS
-    epsilon: float = limited(0.0, low=0.0)
+    epsilon: float = bounded(0.0, low=0.0)
     """With more than 0, rewards of different scale that should cancel leave a rest."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -140,7 +141,7 @@ class ScaleByStd(Step):
 
 @dataclass(frozen=True)
 class ScaleByMad(ScaleByStd):
-    """`n_g x / (sum_g |x| + epsilon)` of centred values: divided by the mean absolute deviation (DGPO, DGAE)."""
+    """`n_g x / (sum_g |x| + epsilon)` of centered values: divided by the mean absolute deviation (DGPO, DGAE)."""
 
     name: ClassVar[str] = "scale_by_mad"
 
@@ -158,16 +159,16 @@ class DropConflicts(Step):
     and has no sign. `conflict=hard` drops every such response, `conflict=snr` those with
     `|sum_k w_k x_k| / (sum_k |w_k x_k| + 1e-8) < tau` (GD2PO). From here on a dropped response is not scored: whitening
     leaves it out, and its advantage is 0. A reward that has weight 0 or is not scored has no part in a conflict.
-    `conflict_share` and `dropped_share` are shares of the scored responses.
+    `conflict_fraction` and `dropped_fraction` are shares of the scored responses.
     """
 
     name: ClassVar[str] = "drop_conflicts"
     after: ClassVar[Order] = {COMPARED: "only compared values say which way a reward pulls"}
-    not_after: ClassVar[Order] = {"weigh_and_sum": "it compares the rewards of a response"}
-    not_by_item: ClassVar[str] = "with many criteria most responses conflict, and it would drop them"
+    not_after: ClassVar[Order] = {"weighted_sum": "it compares the rewards of a response"}
+    not_with_rubrics: ClassVar[str] = "with many criteria most responses conflict, and it would drop them"
     conflict: Literal["hard", "snr"] = "hard"
     """Which responses are dropped: `hard`, every one that conflicts; `snr`, those whose rewards nearly cancel."""
-    tau: float = limited(0.2, low=0.0, high=1.0, only_with={"conflict": ("snr",)})
+    tau: float = bounded(0.2, low=0.0, high=1.0, only_with={"conflict": ("snr",)})
     """The limit of `snr`; the authors train with 0.2, 0.5 and 0.8."""
     weights: tuple[float, ...] | None = None
     """One per component; default: 1 each."""
@@ -184,13 +185,13 @@ class DropConflicts(Step):
             dropped = conflict & (ratio < self.tau)
         kept = batch.groups.mean(np.where(scored, ~dropped, np.nan))
         out = np.where(dropped[:, None], np.nan, values * batch.groups.broadcast(kept)[:, None])
-        shares = {"conflict_share": conflict, "dropped_share": dropped}
+        shares = {"conflict_fraction": conflict, "dropped_fraction": dropped}
         metrics = {name: float(rows[scored].mean()) for name, rows in shares.items() if scored.any()}
         return StepResult(out, metrics=metrics)
 
 
 @dataclass(frozen=True)
-class WeighByVariation(Step):
+class WeightByVariation(Step):
     """`w_k x_k`, `w_k = K c_k / (sum_k c_k + 1e-8)`, `c_k = std(r_k - low_k) / (|mean(r_k - low_k)| + 1e-8)` (SAW).
 
     Mean and std (n - 1) are those of the reward `r_k` over the scored responses of the batch, whatever steps came
@@ -198,32 +199,32 @@ class WeighByVariation(Step):
     that does not vary has weight 0. `weight/<reward>` is w_k.
 
     >>> batch = Batch.of([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0]], ["g"] * 3, keys=("correctness", "format"))
-    >>> step = WeighByVariation(lowest=(-3.0, 0.0))
+    >>> step = WeightByVariation(min_values=(-3.0, 0.0))
     >>> {name: round(w, 3) for name, w in step.transform(batch.returns, batch, None).metrics.items()}
     {'weight/correctness': 0.732, 'weight/format': 1.268}
     """
 
-    name: ClassVar[str] = "weigh_by_variation"
-    not_after: ClassVar[Order] = {"weigh_and_sum": "it weighs each reward, and would weigh the KL term"}
-    not_by_item: ClassVar[str] = "its weights would go by a criterion's place in the list"
-    lowest: tuple[float, ...]
+    name: ClassVar[str] = "weight_by_variation"
+    not_after: ClassVar[Order] = {"weighted_sum": "it weighs each reward, and would weigh the KL term"}
+    not_with_rubrics: ClassVar[str] = "its weights would go by a criterion's place in the list"
+    min_values: tuple[float, ...]
     """The least value of each reward, in the order of `algorithm.rewards.keys`."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         size, turns = len(batch.keys), batch.turns
-        lowest = np.array(self.lowest)
-        if len(lowest) != size:
+        min_values = np.array(self.min_values)
+        if len(min_values) != size:
             raise ConfigurationError(
-                f"{self.name} needs a lowest value for each of the rewards {listed(batch.keys)}, found {len(lowest)}: "
-                f"write lowest=[...] with {size} numbers"
+                f"{self.name} needs one entry in min_values for each of the rewards {listed(batch.keys)}, found "
+                f"{len(min_values)}. Set min_values=[...] with {size} numbers."
             )
         whole = np.isin(np.arange(size), turns.columns)
-        rewards = np.where(whole, batch.returns[turns.number == 0], batch.returns[turns.last]) - lowest
-        if (below := rewards < -TOLERANCE * np.maximum(1.0, np.abs(lowest))).any():
+        rewards = np.where(whole, batch.returns[turns.number == 0], batch.returns[turns.last]) - min_values
+        if (below := rewards < -TOLERANCE * np.maximum(1.0, np.abs(min_values))).any():
             row, column = np.argwhere(below)[0]
             raise DataError(
-                f"reward {batch.keys[column]!r} is {rewards[row, column] + lowest[column]:g}, below {self.name}'s "
-                f"lowest value of {lowest[column]:g}: set lowest to the least value that each reward can have"
+                f"reward {batch.keys[column]!r} is {rewards[row, column] + min_values[column]:g}, below {self.name}'s "
+                f"lowest value of {min_values[column]:g}: set min_values to the least value that each reward can have"
             )
         everything = Groups.of([()] * len(rewards))
         mean, varies = everything.variation(rewards)
@@ -235,14 +236,14 @@ class WeighByVariation(Step):
 
 
 @dataclass(frozen=True)
-class WeighAndSum(Step):
+class WeightedSum(Step):
     """`sum_k w_k x_k`, plus the KL part of the reward where the batch has one.
 
     A component that is not scored contributes 0. A row without a scored component is not scored. Where rewards cancel
     (see `without_rounding`), the sum is exactly 0.
     """
 
-    name: ClassVar[str] = "weigh_and_sum"
+    name: ClassVar[str] = "weighted_sum"
     sums: ClassVar[bool] = True
     weights: tuple[float, ...] | None = None
     """One per component; default: 1 each."""
@@ -275,8 +276,8 @@ def _rounding(values: Array, weights: Array, batch: Batch) -> Array:
     """
     groups, returns = batch.groups, batch.returns
     deviations = np.where(np.isnan(values), np.nan, returns - groups.broadcast(groups.mean(returns)))
-    centred = values - groups.broadcast(groups.mean(values))  # a sum that comes first has values with offsets
-    scale = divide(groups.sum(np.abs(centred)), groups.sum(np.abs(deviations)))
+    centered = values - groups.broadcast(groups.mean(values))  # a sum that comes first has values with offsets
+    scale = divide(groups.sum(np.abs(centered)), groups.sum(np.abs(deviations)))
     largest = np.fmax.reduceat(np.abs(returns)[groups.order], groups.starts)
     unit = np.spacing(largest.astype(np.float32)).astype(np.float64)
     rounding: Array = UNITS * np.nansum(np.abs(weights) * scale * unit, axis=1)
@@ -284,7 +285,7 @@ def _rounding(values: Array, weights: Array, batch: Batch) -> Array:
 
 
 def without_rounding(values: Array, batch: Batch, rounding: Array | float = 0.0) -> tuple[Array, bool]:
-    """The values, and whether all groups are centred: groups without variance then get exactly 0.
+    """The values, and whether all groups are centered: groups without variance then get exactly 0.
 
     They are if the mean of each is 0, to within 1e-6 of the largest value of the batch, or of 1.
     """
@@ -297,5 +298,5 @@ def without_rounding(values: Array, batch: Batch, rounding: Array | float = 0.0)
 def single(values: Array) -> Array:
     """`[N]` the single value of each trajectory."""
     if values.shape[1] != 1:
-        raise ConfigurationError(f"this step takes one value per row, found {values.shape[1]}: put weigh_and_sum first")
+        raise ConfigurationError(f"this step takes one value per row, found {values.shape[1]}: put weighted_sum first")
     return values[:, 0]

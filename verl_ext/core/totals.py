@@ -13,12 +13,12 @@ from verl_ext.core.groups import TOLERANCE, Array, divide
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.steps import single, without_rounding
 from verl_ext.core.turns import Turns
-from verl_ext.core.typed import limited
+from verl_ext.core.typed import bounded
 
 
 @dataclass(frozen=True)
-class Shorten(Step):
-    """`x - weight (len - shortest) / (longest - shortest)` for the right responses to a prompt, before centring.
+class LengthPenalty(Step):
+    """`x - weight (len - shortest) / (longest - shortest)` for the right responses to a prompt, before centering.
 
     `len` is a response's number of tokens in the loss; shortest and longest are those of the prompt's right responses,
     whose accuracy is above `above`. Wrong responses keep their value; so do the right ones of a prompt if there is one,
@@ -28,16 +28,16 @@ class Shorten(Step):
     Kimi k1.5 (2501.12599, 2.3.3) has another form, in which wrong responses lose as well.
 
     >>> batch = Batch.of([[1.0], [1.0], [1.0], [0.0]], ["g"] * 4, lengths=[2, 4, 6, 9], accuracy=[1, 1, 1, 0])
-    >>> Shorten(weight=0.5).apply(batch.returns, batch)[:, 0]
+    >>> LengthPenalty(weight=0.5).apply(batch.returns, batch)[:, 0]
     array([1.  , 0.75, 0.5 , 0.  ])
     """
 
-    name: ClassVar[str] = "shorten"
+    name: ClassVar[str] = "length_penalty"
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = {"weigh_and_sum": "it lowers the sum"}
+    after: ClassVar[Order] = {"weighted_sum": "it lowers the sum"}
     not_after: ClassVar[Order] = {COMPARED: "values that it lowers must be compared afterwards"}
-    weight: float = limited(dataclasses.MISSING, above=0.0)
-    above: float = limited(0.5, low=0.0, high=1.0)
+    weight: float = bounded(dataclasses.MISSING, above=0.0)
+    above: float = bounded(0.5, low=0.0, high=1.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
         turns, prompts = batch.turns, batch.prompts
@@ -58,7 +58,7 @@ class Whiten(Step):
     `over="sequence"`: over trajectories, std with n - 1; each of T turns counts 1 / T. `over="token"`: every trajectory
     or turn counts once per token, and the divisor is `sqrt(var + 1e-8)`, as in verl's `masked_whiten`.
 
-    Where every group is centred (see `without_rounding`), nothing is subtracted over sequences: the mean is 0 up to
+    Where every group is centered (see `without_rounding`), nothing is subtracted over sequences: the mean is 0 up to
     rounding, and groups without variance stay 0. By turn nothing ever is, because the mean would depend on the decision
     to stop. Over tokens the mean shifts all values, as in verl.
     """
@@ -67,10 +67,10 @@ class Whiten(Step):
     not_after: ClassVar[Order] = {"balance": "dividing by the batch's std undoes its factor"}
     undoes: ClassVar[Order] = {"divide_by_batch_std": "dividing by the batch's std again undoes it"}
     over: Literal["sequence", "token"] = "sequence"
-    epsilon: float = limited(1e-6, above=0.0, only_with={"over": ("sequence",)})
+    epsilon: float = bounded(1e-6, above=0.0, only_with={"over": ("sequence",)})
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        values, centred = without_rounding(values, batch)
+        values, centered = without_rounding(values, batch)
         column = single(values)
         scored = ~np.isnan(column)
         x = column[scored]
@@ -78,7 +78,7 @@ class Whiten(Step):
         total = float(weights.sum().round(6))  # thirds add up to a whole number only up to rounding
         if not total:
             return StepResult(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})
-        kept = self.over == "sequence" and (centred or not batch.turns.last.all())
+        kept = self.over == "sequence" and (centered or not batch.turns.last.all())
         mean = 0.0 if kept else float((weights * x).sum()) / total
         variance = float((weights * np.square(x - mean)).sum()) / max(total - 1, 1.0)
         std = math.sqrt(variance)
@@ -93,7 +93,7 @@ class Balance(Step):
     `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = B / B_valid`, rows of verl's batch, over
     which the loss averages. A group is valid if its values vary, a row with several turns if one of them is in a valid
     group; `z = 1` when none is. z is logged as `balance_z` (`zero_mask_ratio` in the authors' code and TRL);
-    `dead_share` is the share of rows, trajectories or turns, that are not valid.
+    `zero_variance_fraction` is the share of rows, trajectories or turns, that are not valid.
     """
 
     name: ClassVar[str] = "balance"
@@ -108,12 +108,12 @@ class Balance(Step):
             live = (np.bincount(row, live) > 0)[row]
         valid = float(share[live].sum())
         z = float(share.sum()) / valid if valid else 1.0
-        dead_share = float((~live).mean()) if len(live) else 0.0
-        return StepResult(values * z, metrics={"balance_z": z, "dead_share": dead_share})
+        zero_variance_fraction = float((~live).mean()) if len(live) else 0.0
+        return StepResult(values * z, metrics={"balance_z": z, "zero_variance_fraction": zero_variance_fraction})
 
 
 @dataclass(frozen=True)
-class WeighByDifficulty(Step):
+class WeightByDifficulty(Step):
     """`x * lambda_g`, `lambda = B_v softmax(-acc_g / T)` over the `B_v` valid prompts, 1 elsewhere (DGPO, DQW).
 
     `acc_g` is the prompt's mean accuracy. A prompt is valid if its values vary, by turn those of one of its groups. One
@@ -121,9 +121,9 @@ class WeighByDifficulty(Step):
     without a scored accuracy.
     """
 
-    name: ClassVar[str] = "weigh_by_difficulty"
+    name: ClassVar[str] = "weight_by_difficulty"
     needs_accuracy: ClassVar[bool] = True
-    dqw_temp: float = limited(2.0, low=1e-6)
+    dqw_temp: float = bounded(2.0, low=1e-6)
     """Temperature T."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
@@ -134,8 +134,8 @@ class WeighByDifficulty(Step):
         weights = np.ones(len(live))
         metrics: Metrics = {
             "valid_groups": float(len(solved)),
-            "all_right_groups": float((accuracy >= 1).sum()),
-            "all_wrong_groups": float((accuracy <= 0).sum()),
+            "all_correct_groups": float((accuracy >= 1).sum()),
+            "all_incorrect_groups": float((accuracy <= 0).sum()),
         }
         if len(solved):
             lam = np.exp((solved.min() - solved) / self.dqw_temp)
@@ -146,15 +146,15 @@ class WeighByDifficulty(Step):
 
 
 @dataclass(frozen=True)
-class WeighByFocal(Step):
+class WeightByFocal(Step):
     """`x (1 - p_g)^gamma`, `p_g` the prompt's mean accuracy: easy prompts count less (F-GRPO).
 
     A prompt without a scored accuracy keeps its values.
     """
 
-    name: ClassVar[str] = "weigh_by_focal"
+    name: ClassVar[str] = "weight_by_focal"
     needs_accuracy: ClassVar[bool] = True
-    gamma: float = limited(1.0, low=0.0)
+    gamma: float = bounded(1.0, low=0.0)
     """How much easy prompts count less; 0: not at all."""
 
     def apply(self, values: Array, batch: Batch) -> Array:

@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from verl_ext.core.rows import Rows
 
 
-def by_turn(entries: Iterable[float]) -> str:
+def per_turn(entries: Iterable[float]) -> str:
     """The rewards of a response's turns as text, for the result of a reward function.
 
     verl cannot carry lists of different lengths from a reward function to the trainer; text it can.
 
-    >>> by_turn([1, 0.5])
+    >>> per_turn([1, 0.5])
     '[1.0, 0.5]'
     """
     if isinstance(entries, str | bytes | Mapping):
-        raise DataError(f"by_turn takes a list with one number for each turn, found {reprlib.repr(entries)}")
+        raise DataError(f"per_turn takes a list with one number for each turn, found {reprlib.repr(entries)}")
     return json.dumps([float(entry) for entry in entries])
 
 
-def per_turn(
+def pad_entries(
     key: str, labels: Sequence[Hashable], lists: Sequence[Any], counts: Index, cut: Bools, *, text: bool
 ) -> tuple[Array, Index]:
     """Pad each response's list with 0 to its number of turns, and concatenate; also return the lengths before padding.
 
-    With `text` a list must be what `by_turn` returns. The list of a response cut at its length limit may be longer
+    With `text` a list must be what `per_turn` returns. The list of a response cut at its length limit may be longer
     than its turns, and is truncated; any other longer list is an error.
 
-    >>> per_turn("tool", ["p", "q"], ["[1.0]", "[2, 3]"], np.array([2, 1]), np.array([False, True]), text=True)
+    >>> pad_entries("tool", ["p", "q"], ["[1.0]", "[2, 3]"], np.array([2, 1]), np.array([False, True]), text=True)
     (array([1., 0., 2.]), array([1, 2]))
     """
     rewards, given_to = [], []
@@ -53,13 +53,13 @@ def per_turn(
             entries = list(map(float, given)) if isinstance(given, list) else None
         if entries is None or (text and given is value):
             raise DataError(
-                f"reward {key!r} of uid {label!r} is {reprlib.repr(value)}, but algorithm.rewards.by_turn names it: "
-                "return verl_ext.by_turn([...]), a number for each turn"
+                f"reward {key!r} of uid {label!r} is {reprlib.repr(value)}, but algorithm.rewards.per_turn names it: "
+                "return verl_ext.per_turn([...]), a number for each turn"
             )
         if len(entries) > count and not was_cut:
             raise DataError(
                 f"reward {key!r} of uid {label!r} has {len(entries)} entries, but the response has {count} turns (runs "
-                "of tokens that the model wrote): return one for each turn, by_turn([...])"
+                "of tokens that the model wrote): return one for each turn, per_turn([...])"
             )
         given_to.append(len(entries))
         rewards += (entries + [0.0] * count)[:count]

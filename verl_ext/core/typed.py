@@ -14,7 +14,7 @@ T = TypeVar("T")
 _PLAIN = {bool: "True or False", int: "an integer", str: "a string"}
 
 
-def limited(
+def bounded(
     default: Any,
     *,
     low: float | None = None,
@@ -37,7 +37,7 @@ def make(kind: type[T], given: object, where: str) -> T:
 
     >>> @dataclasses.dataclass
     ... class Clip:
-    ...     limit: float = limited(2.0, above=0.0)
+    ...     limit: float = bounded(2.0, above=0.0)
     >>> make(Clip, {"limit": 3}, "steps[0]")
     Clip(limit=3.0)
     """

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_ext.errors import Complaint, listed
+from verl_ext.errors import Finding, listed
 from verl_ext.run_config import RunConfig
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -21,7 +21,7 @@ def asks_for_cpu(config: Any) -> bool:
     return any(str(known.get("VERL_PLATFORM", "")).strip().lower() == "cpu" for known in (os.environ, of_workers))
 
 
-def rule(run: RunConfig) -> Iterator[Complaint]:
+def rule(run: RunConfig) -> Iterator[Finding]:
     """Settings of which only one value, or few, work without an accelerator, if the run is meant for it."""
     config = run.config
     if not asks_for_cpu(config):
@@ -45,10 +45,10 @@ def rule(run: RunConfig) -> Iterator[Complaint]:
         value = OmegaConf.select(config, path)
         if value not in valid:
             text = f"{path} is {value!r}, but {reason}; valid on the CPU: {listed(valid)}; set ++{path}={valid[0]}"
-            yield Complaint(text)
+            yield Finding(text)
 
 
-def ignored_cluster(run: RunConfig) -> Iterator[Complaint]:
+def ignored_cluster(run: RunConfig) -> Iterator[Finding]:
     """A cluster that the environment names, while the run starts a Ray of its own, as with the preset `cpu`."""
     cluster = os.environ.get("RAY_ADDRESS", "")
     if cluster in ("", "local") or run.select(f"{RAY}.address") != "local" or not asks_for_cpu(run.config):
@@ -61,4 +61,4 @@ def ignored_cluster(run: RunConfig) -> Iterator[Complaint]:
         f"the environment variable RAY_ADDRESS={cluster} is ignored, because {RAY}.address=local, as in the preset "
         f"cpu, starts a Ray for this run alone. To use the cluster, set {' '.join(changes)}"
     )
-    yield Complaint(text, fatal=False)
+    yield Finding(text, fatal=False)

@@ -147,7 +147,7 @@ class EmbeddedServer:
             )
         except Exception as error:  # noqa: BLE001 - any failure goes to the waiting callers
             for _, future in batch:
-                if not future.done():  # a caller may have cancelled; the loop must go on
+                if not future.done():  # a caller may have canceled; the loop must go on
                     future.set_exception(error)
             return
         for (_, future), completion in zip(batch, completions, strict=True):

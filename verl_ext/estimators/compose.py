@@ -4,10 +4,10 @@ r"""`adv_estimator=compose`: an estimator written as a list of steps in the conf
       adv_estimator: compose
       rewards: {keys: [correctness, format]}
       compose:
-        steps: [centre, scale_by_mad, weigh_and_sum, whiten, {step: weigh_by_difficulty, dqw_temp: 1.0}]
+        steps: [center, scale_by_mad, weighted_sum, whiten, {step: weight_by_difficulty, dqw_temp: 1.0}]
 
 A list names steps of the named estimators, which `python -m verl_ext show NAME` prints as such lists, and steps of your
-own as `package.module:Class`. Exactly one is `weigh_and_sum`. A step with a field `weights` gets
+own as `package.module:Class`. Exactly one is `weighted_sum`. A step with a field `weights` gets
 `algorithm.rewards.weights`.
 """
 
@@ -37,7 +37,7 @@ def compose(settings: Settings) -> Chain:
     """The chain that the list describes.
 
     >>> from verl_ext.core.batch import Batch
-    >>> chain = compose(Settings.parse({"compose": {"steps": ["weigh_and_sum", "centre"]}}))
+    >>> chain = compose(Settings.parse({"compose": {"steps": ["weighted_sum", "center"]}}))
     >>> chain(Batch.of([[1], [0]], ["a", "a"])).advantages
     array([ 0.5, -0.5])
     """
@@ -45,7 +45,7 @@ def compose(settings: Settings) -> Chain:
     if not items:
         raise ConfigurationError(
             f"algorithm.adv_estimator=compose needs a list of steps: set '{WHERE}=[...]', for example "
-            "'[weigh_and_sum,centre,scale_by_std]'; `python -m verl_ext show gdpo` prints the list of gdpo"
+            "'[weighted_sum,center,scale_by_std]'; `python -m verl_ext show gdpo` prints the list of gdpo"
         )
     steps = tuple(read_step(item, f"{WHERE}[{index}]", settings.rewards.weights) for index, item in enumerate(items))
     check_order(steps, WHERE)

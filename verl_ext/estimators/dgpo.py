@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_ext.core.chain import Chain, Step
-from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum
-from verl_ext.core.totals import Balance, WeighByDifficulty
-from verl_ext.core.typed import limited
+from verl_ext.core.steps import Center, ScaleByMad, ScaleByStd, WeightedSum
+from verl_ext.core.totals import Balance, WeightByDifficulty
+from verl_ext.core.typed import bounded
 from verl_ext.settings import Settings
 
 
@@ -33,7 +33,7 @@ class DgpoSettings:
     """Divide by the mean absolute deviation; False: by the std, as GRPO does."""
     dqw: bool = True
     """Weigh groups by difficulty."""
-    dqw_temp: float = limited(WeighByDifficulty.dqw_temp, low=1e-6, only_with={"dqw": (True,)})
+    dqw_temp: float = bounded(WeightByDifficulty.dqw_temp, low=1e-6, only_with={"dqw": (True,)})
     """Temperature of that weighting."""
     balance: Literal["auto", "token", "sequence", "none"] = "auto"
     """What the loss averages over: `token`, `sequence`, `none`; `auto` follows the actor's `loss_agg_mode`."""
@@ -54,7 +54,7 @@ def dgpo(settings: Settings) -> Chain:
             0.   ,  0.   ,  0.   ,  0.   ])
     """
     section = settings.of("dgpo", DgpoSettings)
-    steps: list[Step] = [WeighAndSum(settings.rewards.weights, kl_where_varying=settings.kl_in_reward), Centre()]
+    steps: list[Step] = [WeightedSum(settings.rewards.weights, kl_where_varying=settings.kl_in_reward), Center()]
     if section.dgae:
         steps.append(ScaleByMad(1e-4))
     elif settings.norm_by_std:
@@ -63,7 +63,7 @@ def dgpo(settings: Settings) -> Chain:
     if balance != "none":
         steps.append(Balance(balance))
     if section.dqw:
-        steps.append(WeighByDifficulty(section.dqw_temp))
+        steps.append(WeightByDifficulty(section.dqw_temp))
     return Chain(tuple(steps))
 
 

@@ -1,6 +1,6 @@
 r"""Dr. GRPO: "Understanding R1-Zero-Like Training", arXiv 2503.20783, section 3.2.
 
-The advantage is the centred reward, not divided by the group's std:
+The advantage is the centered reward, not divided by the group's std:
 
     A_i = r_i - mean_g(r)        r_i = sum_k w_k r_ik, or the score; g the responses to one prompt
 
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_ext.core.chain import Chain
-from verl_ext.core.steps import Centre, WeighAndSum
-from verl_ext.errors import Complaint
+from verl_ext.core.steps import Center, WeightedSum
+from verl_ext.errors import Finding
 from verl_ext.settings import Settings
 
 
@@ -46,7 +46,7 @@ PRESET = {
 }
 
 
-def rule(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complaint]:
+def rule(settings: Settings, select: Callable[[str], Any]) -> Iterator[Finding]:
     """Complain unless the actor's loss is Dr. GRPO's; `select` reads an entry of verl's configuration."""
     actor = "actor_rollout_ref.actor"
     if not settings.of("drgrpo", DrgrpoSettings).check_loss:
@@ -57,12 +57,12 @@ def rule(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complaint
     if isinstance(factor, bool) or not (isinstance(factor, int | float) and factor > 0):
         add.append(f"{actor}.loss_scale_factor={select('data.max_response_length') or '<data.max_response_length>'}")
     if add:
-        yield Complaint(
+        yield Finding(
             "Dr. GRPO divides the token losses of a response by a constant; without a loss_scale_factor verl takes the "
             f"longest response of a micro-batch: add {' '.join(add)}, or algorithm.drgrpo.check_loss=False"
         )
     if select(f"{actor}.use_kl_loss"):
-        yield Complaint(f"Dr. GRPO trains without a KL term: set {actor}.use_kl_loss=False", fatal=False)
+        yield Finding(f"Dr. GRPO trains without a KL term: set {actor}.use_kl_loss=False", fatal=False)
 
 
 def drgrpo(settings: Settings) -> Chain:
@@ -73,4 +73,4 @@ def drgrpo(settings: Settings) -> Chain:
     >>> drgrpo(Settings())(batch).advantages
     array([ 0.75, -0.25, -0.25, -0.25,  0.  ,  0.  ])
     """
-    return Chain((WeighAndSum(settings.rewards.weights), Centre()))
+    return Chain((WeightedSum(settings.rewards.weights), Center()))

@@ -1,6 +1,6 @@
 r"""GDPO: "Group reward-Decoupled Normalization Policy Optimization", arXiv 2601.05242, section 3, eq. 4-8.
 
-Each reward is normalised in its group separately, so that a large reward does not drown a small one:
+Each reward is normalized in its group separately, so that a large reward does not drown a small one:
 
     A_ik = (r_ik - mean_g(r_k)) / std_g(r_k)        reward k of response i to prompt g, std with n - 1
     S_i  = sum_k w_k A_ik
@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verl_ext.core.chain import Chain, Step
-from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum
+from verl_ext.core.steps import Center, ScaleByMad, ScaleByStd, WeightedSum
 from verl_ext.core.totals import Whiten
-from verl_ext.core.typed import limited
-from verl_ext.errors import Complaint
+from verl_ext.core.typed import bounded
+from verl_ext.errors import Finding
 from verl_ext.settings import Settings
 
 
@@ -39,7 +39,7 @@ class GdpoSettings:
     verl's own `algorithm.gdpo_reward_keys`."""
     scale: Literal["std", "mad", "none"] = "std"
     """What each reward is divided by in its group: `std`, `mad` (mean absolute deviation), `none`."""
-    epsilon: float | None = limited(None, above=0.0)
+    epsilon: float | None = bounded(None, above=0.0)
     """Added to the divisors; null: 0 in the group, where it would leave a rest of rewards that cancel, and 1e-6 in the
     last step. With `whiten=token` it is 1e-6 in the group. NVIDIA's TRL code has 1e-4."""
 
@@ -47,22 +47,22 @@ class GdpoSettings:
 SECTION = GdpoSettings
 
 
-def rule(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Complaint]:
+def rule(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Finding]:
     """Complain about a configuration written for verl's own gdpo, where its numbers would change unsaid."""
     if settings.verl_names and settings.of("gdpo", GdpoSettings).whiten is None:
-        yield Complaint(
+        yield Finding(
             "algorithm.gdpo_reward_keys are verl's names, and verl's gdpo whitens over tokens: set "
             "++algorithm.gdpo.whiten=token for verl's numbers, or ++algorithm.gdpo.whiten=sequence for the paper's"
         )
     if settings.verl_names and not settings.norm_by_std:
-        yield Complaint(
+        yield Finding(
             "algorithm.norm_adv_by_std_in_grpo=False leaves out the division by std, which verl's own gdpo keeps",
             fatal=False,
         )
 
 
 def gdpo(settings: Settings) -> Chain:
-    """Normalise each reward in its group, weigh and sum, whiten.
+    """Normalize each reward in its group, weigh and sum, whiten.
 
     >>> from verl_ext.core.batch import Batch
     >>> correctness, format = [3, -3, -3, -3], [1, 1, 0, 0]
@@ -71,13 +71,13 @@ def gdpo(settings: Settings) -> Chain:
     array([ 1.332,  0.206, -0.769, -0.769])
     """
     section = settings.of("gdpo", GdpoSettings)
-    steps: list[Step] = [Centre()]
+    steps: list[Step] = [Center()]
     epsilon = section.epsilon or (1e-6 if section.whiten == "token" else 0.0)
     if section.scale == "mad":
         steps.append(ScaleByMad(epsilon))
     elif section.scale == "std" and settings.norm_by_std:
         steps.append(ScaleByStd(epsilon))
-    steps.append(WeighAndSum(settings.rewards.weights))
+    steps.append(WeightedSum(settings.rewards.weights))
     if section.whiten in (None, "sequence"):
         steps.append(Whiten("sequence", section.epsilon or Whiten.epsilon))
     elif section.whiten == "token":

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 
 from verl_ext.core.chain import Chain
-from verl_ext.core.history import Anchor, WeighByHistory
+from verl_ext.core.history import Anchor, WeightByHistory
 from verl_ext.core.lists import check_order
 from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.registry import ESTIMATORS, load
@@ -57,19 +57,19 @@ SECTION = HadwSettings
 
 
 def hadw(settings: Settings) -> Chain:
-    """The steps of the base, then `weigh_by_history`.
+    """The steps of the base, then `weight_by_history`.
 
     >>> from verl_ext.core.batch import Batch
     >>> chain = hadw(Settings())
     >>> first = chain(Batch.of([[1], [0]], ["a", "a"], accuracy=[1, 0]))
-    >>> first.state["weigh_by_history"]["value"]
+    >>> first.state["weight_by_history"]["value"]
     0.5
     >>> second = chain(Batch.of([[1], [0], [0], [0]], ["b"] * 4, accuracy=[1, 0, 0, 0]), first.state)
     >>> round(second.metrics["capability_posterior"], 4)
     0.4625
     """
     section = settings.of("hadw", HadwSettings)
-    history = WeighByHistory(**{item.name: getattr(section, item.name) for item in fields(Anchor)})
+    history = WeightByHistory(**{item.name: getattr(section, item.name) for item in fields(Anchor)})
     steps = (*load(section.base).chain(settings).steps, history)
     check_order(steps, f"algorithm.hadw.base={section.base}: steps")
     return Chain(steps)

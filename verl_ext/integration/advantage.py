@@ -53,7 +53,7 @@ def compute(
     tokens, owner = table.tokens(mask), table.owner
     rejected = np.bincount(owner, tokens) == 0
     part: Index | slice = slice(None)
-    if settings.rejected == "leave_out" and rejected.any():
+    if settings.rejected == "exclude" and rejected.any():
         part = np.flatnonzero(~rejected[owner])
     advantages = np.zeros(len(owner))
     if len(advantages[part]):
@@ -152,7 +152,7 @@ def log_rewards(run: Run, table: Table, batch: Batch | None = None, part: Index 
         for name, count in {"cut": -missing, "missing": missing}.items():
             run.metrics[f"reward/{metric_name(key)}/{name}_entries"] = float(count.clip(0).sum())
         if not entries.any():
-            text = f"reward {key!r} (algorithm.rewards.by_turn) has no entry in a whole batch"
+            text = f"reward {key!r} (algorithm.rewards.per_turn) has no entry in a whole batch"
             run.warn_once(f"no entries: {key}", text)
     if run.log == "none":
         return

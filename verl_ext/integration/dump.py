@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array
-from verl_ext.core.steps import WeighAndSum
+from verl_ext.core.steps import WeightedSum
 from verl_ext.files import replacing
 from verl_ext.integration.run import Run
 from verl_ext.settings import Settings
@@ -64,7 +64,7 @@ def new_folder(home: Path, start: int) -> Path:
 
 def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
     """Return one entry per trajectory by column: what the estimator saw, NaN where not scored, and its groups."""
-    whole, by_turn = batch.by_key(), bool(settings.rewards.by_turn)
+    whole, per_turn = batch.by_key(), bool(settings.rewards.per_turn)
     groups, seen = batch.groups, whole.returns
     mean, varies = groups.variation(seen)
     std = groups.std(seen - groups.broadcast(mean))
@@ -72,13 +72,13 @@ def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
         "responses": groups.broadcast(groups.sizes),
         "tokens": batch.lengths,
         "outputs": batch.outputs,
-        "total": WeighAndSum(settings.rewards.weights).apply(batch.returns, replace(batch, kl_reward=None))[:, 0],
+        "total": WeightedSum(settings.rewards.weights).apply(batch.returns, replace(batch, kl_reward=None))[:, 0],
     }
-    if by_turn:
+    if per_turn:
         values["turn"] = batch.turns.number + 1
     for column, key in enumerate(whole.keys):
-        values[f"reward/{key}"] = batch.fields[key] if key in (settings.rewards.by_item or ()) else seen[:, column]
-        if by_turn or batch.conditions:
+        values[f"reward/{key}"] = batch.fields[key] if key in (settings.rewards.rubrics or ()) else seen[:, column]
+        if per_turn or batch.conditions:
             values[f"raw/{key}"] = whole.raw[:, column]
         values[f"group_mean/{key}"] = groups.broadcast(mean[:, column])
         values[f"group_std/{key}"] = groups.broadcast(std[:, column])

@@ -65,7 +65,7 @@ class Run:
     def needs(self) -> Needs:
         """What the run reads of each batch."""
         rewards, chain = self.settings.rewards, self.chain or Chain(())
-        keys, by_turn = rewards.keys or (), bool(rewards.by_turn)
+        keys, per_turn = rewards.keys or (), bool(rewards.per_turn)
         log_all = self.log == "all"
         is_named = rewards.accuracy_key is not None
         named_accuracy = (rewards.accuracy_key,) if chain.needs_accuracy and rewards.accuracy_key is not None else ()
@@ -77,8 +77,8 @@ class Run:
             rewards,
             names=(*keys, *named_accuracy, *chain.needs_fields),
             score=self.settings.kl_in_reward or SCORE in keys or score_for_metrics,
-            turns=by_turn,
-            longest=self.trainer.config.data.max_response_length if by_turn and self.trainer is not None else 0,
+            turns=per_turn,
+            longest=self.trainer.config.data.max_response_length if per_turn and self.trainer is not None else 0,
             returned=log_all or (chain.needs_accuracy and not is_named),
         )
 

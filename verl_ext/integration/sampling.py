@@ -18,13 +18,13 @@ from verl_ext.core.many import ScaleByCommonStd, ScaleByCorrelation, SoftMin
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.rows import uids_of
 from verl_ext.core.steps import (
-    Centre,
+    Center,
     DivideByBatchStd,
     DivideByMean,
     DropConflicts,
     ScaleByMad,
     ScaleByStd,
-    WeighAndSum,
+    WeightedSum,
 )
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import queue
@@ -35,7 +35,7 @@ from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD
 METHOD = "_dapo_filtered_keys"
 """The method of verl's replay buffer that returns the finished groups to drop."""
 WITHIN_GROUPS = (
-    *(Centre, DivideByMean, DropConflicts, ScaleByMad, ScaleByStd, WeighAndSum),
+    *(Center, DivideByMean, DropConflicts, ScaleByMad, ScaleByStd, WeightedSum),
     *(ScaleByCommonStd, ScaleByCorrelation, SoftMin),
 )
 """The steps that read the rewards of one group alone. Another one may read the batch, a field or a state."""
@@ -79,7 +79,7 @@ class GroupFilter:
         missing = uids - set(map(str, table.labels))
         if missing or table.score is None:
             raise IntegrationError(f"finished groups without a trajectory, or without scores: {sorted(missing)[:5]}")
-        lists = (*(settings.by_turn or ()), *(settings.by_item or ()))
+        lists = (*(settings.per_turn or ()), *(settings.rubrics or ()))
         named = tuple(key for key in settings.keys or () if key not in lists)
         batch = table.batch(named or None)
         counts: dict[str, Bools] = {}
@@ -96,29 +96,31 @@ class GroupFilter:
         for uid, drop, mean in zip(groups.labels, dropped, score.tolist(), strict=True):
             self.decided[str(uid)] = mean if drop else None
         varies = groups.varies(batch.raw)
-        counts |= {f"{metric_name(key)}_constant": ~varies[:, column] & several for column, key in enumerate(named)}
+        counts |= {
+            f"{metric_name(key)}_zero_variance": ~varies[:, column] & several for column, key in enumerate(named)
+        }
         counts |= {"finished": groups.sizes > 0, "dropped": dropped}
-        counts |= {"score_constant": constant, "kept_with_constant_score": constant & ~dropped}
+        counts |= {"score_zero_variance": constant, "kept_with_zero_variance_score": constant & ~dropped}
         for name, counted in counts.items():  # until the trainer logs its next metrics
             metric = f"filter_groups/{name}_total"  # verl adds up what ends in _total over the updates of a step
             self.run.metrics[metric] = self.run.metrics.get(metric, 0.0) + float(np.count_nonzero(counted))
 
 
 def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:
-    """Return `[G]` whether the centred sum of the rewards, as the estimator forms it, varies.
+    """Return `[G]` whether the centered sum of the rewards, as the estimator forms it, varies.
 
     With another step before the sum, and with verl's estimators: whether a reward with a weight varies after the
-    conditions. If another step stands between the sum and `centre`, it may make equal sums differ: in that case whether
+    conditions. If another step stands between the sum and `center`, it may make equal sums differ: in that case whether
     the sum or a reward with a weight varies.
     """
     steps = _within_groups(chain)
     summed = any(step.sums for step in steps)
-    if summed and any(type(step) is Centre for step in steps):
+    if summed and any(type(step) is Center for step in steps):
         return batch.groups.varies(Chain(steps)(batch).advantages)
     counts = np.ones(len(batch.keys), dtype=bool) if weights is None else np.asarray(weights) != 0
     varies = np.asarray((batch.groups.varies(batch.rewards) & counts).any(axis=1))
     if summed:  # the sum varies also where one of two constant rewards is not scored for some of the responses
-        varies |= batch.groups.varies(Chain((*steps, Centre()))(batch).advantages)
+        varies |= batch.groups.varies(Chain((*steps, Center()))(batch).advantages)
     return varies
 
 

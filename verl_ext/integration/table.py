@@ -13,7 +13,7 @@ from verl_ext.core.batch import LARGEST_REWARD, SCORE, Batch, unit_accuracy
 from verl_ext.core.groups import Array, Bools, Groups, Index
 from verl_ext.core.items import Items, spread
 from verl_ext.core.rows import Rows, broadcast, row_sums, scores
-from verl_ext.core.turns import Turns, TurnSpans, per_turn
+from verl_ext.core.turns import Turns, TurnSpans, pad_entries
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 from verl_ext.settings import ACCURACY, RewardsSettings
 
@@ -94,9 +94,9 @@ class Table:
         gets them, with their conditions. `tokens` `[M]` is one number per row, `accuracy` and `kl_reward` `[N]` one per
         trajectory.
         """
-        every, turns, by_turn = self.owner, None, self.settings.by_turn or ()
+        every, turns, per_turn = self.owner, None, self.settings.per_turn or ()
         named = keys or ()
-        texts = [key for key in self.settings.by_item or () if key in named]
+        texts = [key for key in self.settings.rubrics or () if key in named]
         conditions = {
             key: needed for key, needed in (self.settings.conditions or {}).items() if key in named and counts
         }
@@ -106,13 +106,13 @@ class Table:
             columns.append(self.trainer_score(counts=counts)[every][part])
         for key in named:
             if key in texts:
-                columns.append(Items.of(key, self.labels, self._field(key, "algorithm.rewards.by_item names"))[part])
+                columns.append(Items.of(key, self.labels, self._field(key, "algorithm.rewards.rubrics names"))[part])
             else:
-                column = self.turns_of(key) if key in by_turn else self.column(key, counts=counts)[every]
+                column = self.turns_of(key) if key in per_turn else self.column(key, counts=counts)[every]
                 columns.append(column[part])
         outputs = self.rows.outputs
         if self.spans is not None:
-            outputs, places = self.spans.outputs, tuple(place for place, key in enumerate(named) if key in by_turn)
+            outputs, places = self.spans.outputs, tuple(place for place, key in enumerate(named) if key in per_turn)
             turns = Turns.of_counts(np.unique(owner, return_counts=True)[1], places, self.settings.turn_discount)
 
         def selected(values: Any) -> Any:
@@ -206,10 +206,10 @@ class Table:
 
     def turns_of(self, key: str) -> Array:
         """Return `[M]` what a reward gives for each turn, 0 where that is missing; keep the number of entries given."""
-        lists = self._field(key, "algorithm.rewards.by_turn names")
+        lists = self._field(key, "algorithm.rewards.per_turn names")
         cut = np.zeros(len(self.labels), dtype=bool) if self.cut is None else self.cut
         turns, text = np.bincount(self.owner), key in (self.returned or ())
-        column, self.entries[key] = per_turn(key, self.labels, lists, turns, cut, text=text)
+        column, self.entries[key] = pad_entries(key, self.labels, lists, turns, cut, text=text)
         return column
 
     def tokens(self, mask: torch.Tensor) -> Array:
@@ -258,7 +258,7 @@ class Table:
                     said = "missing or None" if value is None else f"{value!r:.80} ({type(value).__name__})"
                     raise DataError(
                         f"reward {key!r} of uid {label!r} is {said}: return one number every time, NaN for 'not "
-                        f"scored'; for a list set algorithm.rewards.by_turn=[{key}] or by_item=[{key}]"
+                        f"scored'; for a list set algorithm.rewards.per_turn=[{key}] or rubrics=[{key}]"
                     )
             values = np.array([float(value) if counts or is_number(value) else np.nan for value in values])
         column: Array = values.astype(np.float64).reshape(len(self.labels))

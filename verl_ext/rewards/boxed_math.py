@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from verl_ext.core.typed import limited
+from verl_ext.core.typed import bounded
 from verl_ext.rewards.math_judge import JUDGE, NoVerdictError
 from verl_ext.rewards.options import ExtraInfo, bad_truth, parse_options, require_package, row_name, truth_text
 
@@ -42,7 +42,7 @@ _TOKEN = re.compile(rf"{_BOX}\s*(?:(?P<brace>\{{)|(?P<bare>{_BARE})(?={_END}))|\
 class Options:
     """The keyword arguments of `compute_score`: `timeout`, seconds of CPU time for one judgement."""
 
-    timeout: float = limited(0.5, above=0.0, high=3600.0)
+    timeout: float = bounded(0.5, above=0.0, high=3600.0)
     components, accuracies = ("accuracy",), ("accuracy", "score")
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 from omegaconf import OmegaConf
 
-from verl_ext.errors import Complaint
+from verl_ext.errors import Finding
 from verl_ext.run_config import ACTOR, RunConfig, read_settings
 
 SKIP = "algorithm.verl_ext.skip_zero_advantage"
@@ -47,13 +47,13 @@ NEEDS: tuple[tuple[tuple[str, ...], str, tuple[object, ...], str], ...] = (
 """What must be so for which settings: an entry of verl's configuration, its valid values, and what others do."""
 
 
-def rule(run: RunConfig) -> Iterator[Complaint]:
+def rule(run: RunConfig) -> Iterator[Finding]:
     """What is wrong in the configuration of a run."""
     yield from shorter_update(run)
     yield from without_flash_attn(run)
 
 
-def shorter_update(run: RunConfig) -> Iterator[Complaint]:
+def shorter_update(run: RunConfig) -> Iterator[Finding]:
     """What a row without advantage adds to the update, what depends on a micro-batch, and what cannot be packed."""
     settings = run.settings.verl_ext
     asked = {SKIP: settings.skip_zero_advantage, SHARE: settings.share_prompts}
@@ -63,7 +63,7 @@ def shorter_update(run: RunConfig) -> Iterator[Complaint]:
     if loss in NOT_EXACT:
         needs.append((NOT_EXACT[loss][0], LOSS, ("vanilla",), NOT_EXACT[loss][1]))
     if run.settings.loss_agg_mode == "seq-mean-token-sum-norm" and run.select(f"{ACTOR}.loss_scale_factor") is None:
-        yield Complaint(
+        yield Finding(
             f"{SKIP} and {SHARE} need {ACTOR}.loss_scale_factor, or the loss is divided by the width of a micro-batch: "
             f"set {ACTOR}.loss_scale_factor=LENGTH, or {SKIP}=False {SHARE}=False"
         )
@@ -76,16 +76,16 @@ def shorter_update(run: RunConfig) -> Iterator[Complaint]:
         wanted, value = [name for name in names if asked[name]], run.select(path)
         if wanted and value not in (None, *valid):
             remedy = f"set {path}={valid[0]}, or {'=False '.join(wanted)}=False"
-            yield Complaint(f"{'=True '.join(wanted)}=True, but {path}={value} {why}: {remedy}")
+            yield Finding(f"{'=True '.join(wanted)}=True, but {path}={value} {why}: {remedy}")
     if settings.skip_zero_advantage and loss not in EXACT and loss not in NOT_EXACT:
-        yield Complaint(
+        yield Finding(
             f"{SKIP}=True: nobody has looked whether a row without advantage adds nothing to {LOSS}={loss}: set "
             f"{LOSS}=vanilla, or {SKIP}=False",
             fatal=False,
         )
 
 
-def without_flash_attn(run: RunConfig) -> Iterator[Complaint]:
+def without_flash_attn(run: RunConfig) -> Iterator[Finding]:
     """On a GPU without flash-attn verl's defaults load no model, and compute log-probabilities in a loop."""
     if find_spec("flash_attn") or not torch.cuda.is_available():
         return
@@ -95,6 +95,6 @@ def without_flash_attn(run: RunConfig) -> Iterator[Complaint]:
         packed = OmegaConf.merge(OmegaConf.to_container(run.config), entries)
         trial = shorter_update(replace(run, config=packed, settings=read_settings(packed)))
         lines = PADDED if any(complaint.fatal for complaint in trial) else PACKED
-        yield Complaint(f"{missing}; {default} and a critic need it: install it, or set {lines}", fatal=False)
+        yield Finding(f"{missing}; {default} and a critic need it: install it, or set {lines}", fatal=False)
     elif not (settings.skip_zero_advantage or settings.share_prompts or run.select(f"{MODEL}.use_fused_kernels")):
-        yield Complaint(f"{missing}, so verl computes log-probabilities token by token: set {FUSED}", fatal=False)
+        yield Finding(f"{missing}, so verl computes log-probabilities token by token: set {FUSED}", fatal=False)

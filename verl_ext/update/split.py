@@ -83,7 +83,7 @@ def wrap_prepare(original: Callable[..., Any], data: Any, dp_group: Any = None, 
     if share:
         computed = sum(len(lengths.by_prompt(batch)) for batch in batches)
         figures["prompt_tokens_saved"] = 1 - sum(map(lengths.packed, batches)) / tokens
-        figures["prompts_cut"] = float(computed - len(lengths.by_prompt(kept)))
+        figures["prompts_recomputed"] = float(computed - len(lengths.by_prompt(kept)))
     tu.assign_non_tensor_data(data, FIGURES, figures)
     place = {row: number for number, row in enumerate(kept)}  # verl restores the order of the rows by these
     return [tu.index_select_tensor_dict(data, batch) for batch in batches], [[place[row] for row in b] for b in batches]

@@ -35,36 +35,36 @@ SOURCES = ("letters", "digits")
 # Lists of steps that every version should accept; LOWEST is replaced by one number for each reward.
 LOWEST = "LOWEST"
 LISTS: tuple[list[Any], ...] = (
-    ["weigh_and_sum", "centre"],
-    ["weigh_and_sum", "centre", "scale_by_std"],
-    ["weigh_and_sum", {"step": "centre", "leave_one_out": True}],
-    ["centre", "scale_by_std", "weigh_and_sum", {"step": "whiten", "over": "token"}],
-    ["centre", {"step": "scale_by_std", "epsilon": 0.01}, "weigh_and_sum", "whiten"],
-    ["centre", "scale_by_mad", "weigh_and_sum", "whiten", {"step": "weigh_by_difficulty", "dqw_temp": 1.0}],
-    ["weigh_and_sum", {"step": "shorten", "weight": 0.5}, "centre"],
-    ["weigh_and_sum", "divide_by_mean", "centre"],
-    ["divide_by_batch_std", "weigh_and_sum", "centre"],
-    ["weigh_and_sum", "divide_by_batch_std", "centre"],
-    ["centre", "scale_by_std", {"step": "drop_conflicts", "conflict": "snr", "tau": 0.5}, "weigh_and_sum", "whiten"],
-    ["centre", "drop_conflicts", "weigh_and_sum"],
-    ["centre", "scale_by_std", "weigh_by_density", "weigh_and_sum"],
-    ["centre", {"step": "weigh_by_density", "of": "positive"}, "weigh_and_sum"],
-    ["centre", "scale_by_common_std", "weigh_and_sum"],
-    ["centre", "scale_by_correlation", "weigh_and_sum"],
-    ["centre", "scale_by_std", {"step": "soft_min", "k": 2.0}],
-    ["centre", "scale_by_std", {"step": "weigh_by_variation", "lowest": LOWEST}, "weigh_and_sum", "whiten"],
-    ["weigh_and_sum", "centre", "balance"],
-    ["weigh_and_sum", "centre", "scale_by_std", {"step": "balance", "over": "sequence"}],
-    ["weigh_and_sum", "centre", {"step": "weigh_by_focal", "gamma": 2.0}],
-    ["weigh_and_sum", "centre", "scale_by_std", {"step": "weigh_by_history", "anchor": "window"}],
-    ["centre", "scale_by_std", "weigh_and_sum", "whiten", "weigh_by_history"],
-    ["weigh_and_sum", "same_as.own_steps:BySource", "centre"],
-    ["weigh_and_sum", "centre", "same_as.own_steps:Halve"],
+    ["weighted_sum", "center"],
+    ["weighted_sum", "center", "scale_by_std"],
+    ["weighted_sum", {"step": "center", "leave_one_out": True}],
+    ["center", "scale_by_std", "weighted_sum", {"step": "whiten", "over": "token"}],
+    ["center", {"step": "scale_by_std", "epsilon": 0.01}, "weighted_sum", "whiten"],
+    ["center", "scale_by_mad", "weighted_sum", "whiten", {"step": "weight_by_difficulty", "dqw_temp": 1.0}],
+    ["weighted_sum", {"step": "length_penalty", "weight": 0.5}, "center"],
+    ["weighted_sum", "divide_by_mean", "center"],
+    ["divide_by_batch_std", "weighted_sum", "center"],
+    ["weighted_sum", "divide_by_batch_std", "center"],
+    ["center", "scale_by_std", {"step": "drop_conflicts", "conflict": "snr", "tau": 0.5}, "weighted_sum", "whiten"],
+    ["center", "drop_conflicts", "weighted_sum"],
+    ["center", "scale_by_std", "weight_by_density", "weighted_sum"],
+    ["center", {"step": "weight_by_density", "of": "positive"}, "weighted_sum"],
+    ["center", "scale_by_common_std", "weighted_sum"],
+    ["center", "scale_by_correlation", "weighted_sum"],
+    ["center", "scale_by_std", {"step": "soft_min", "k": 2.0}],
+    ["center", "scale_by_std", {"step": "weight_by_variation", "min_values": LOWEST}, "weighted_sum", "whiten"],
+    ["weighted_sum", "center", "balance"],
+    ["weighted_sum", "center", "scale_by_std", {"step": "balance", "over": "sequence"}],
+    ["weighted_sum", "center", {"step": "weight_by_focal", "gamma": 2.0}],
+    ["weighted_sum", "center", "scale_by_std", {"step": "weight_by_history", "anchor": "window"}],
+    ["center", "scale_by_std", "weighted_sum", "whiten", "weight_by_history"],
+    ["weighted_sum", "same_as.own_steps:BySource", "center"],
+    ["weighted_sum", "center", "same_as.own_steps:Halve"],
 )
 STEP_NAMES = (
-    *("weigh_and_sum", "centre", "scale_by_std", "scale_by_mad", "whiten", "balance", "weigh_by_difficulty"),
-    *("weigh_by_focal", "weigh_by_history", "divide_by_mean", "divide_by_batch_std", "drop_conflicts"),
-    *("weigh_by_density", "scale_by_common_std", "scale_by_correlation", "soft_min"),
+    *("weighted_sum", "center", "scale_by_std", "scale_by_mad", "whiten", "balance", "weight_by_difficulty"),
+    *("weight_by_focal", "weight_by_history", "divide_by_mean", "divide_by_batch_std", "drop_conflicts"),
+    *("weight_by_density", "scale_by_common_std", "scale_by_correlation", "soft_min"),
 )
 
 
@@ -217,13 +217,13 @@ def method_settings(rng: Draw, method: str, keys: Sequence[str]) -> dict[str, An
     elif method == "rvpo":
         maybe("k", (0.5, 3.0))
     elif method == "saw":
-        section["lowest"] = [0.0] * max(1, len(keys))
+        section["min_values"] = [0.0] * max(1, len(keys))
         if "cost" in keys:
-            section["lowest"] = [-4.0 if key == "cost" else 0.0 for key in keys]
+            section["min_values"] = [-4.0 if key == "cost" else 0.0 for key in keys]
     elif method == "fgrpo":
         maybe("gamma", (0.0, 0.5, 2.0))
     elif method == "compose":
-        lists = LISTS if keys or rng.chance(0.05) else [steps for steps in LISTS if steps[0] == "weigh_and_sum"]
+        lists = LISTS if keys or rng.chance(0.05) else [steps for steps in LISTS if steps[0] == "weighted_sum"]
         section["steps"] = steps_of(rng.one(lists), keys)
     sections = {method: section} if section else {}
     if section.get("base") == "drgrpo":
@@ -236,9 +236,11 @@ def method_settings(rng: Draw, method: str, keys: Sequence[str]) -> dict[str, An
 
 def steps_of(steps: Sequence[Any], keys: Sequence[str]) -> list[Any]:
     """Return a list of steps whose LOWEST is replaced."""
-    lowest = [-4.0 if key == "cost" else 0.0 for key in keys] or [0.0]
+    min_values = [-4.0 if key == "cost" else 0.0 for key in keys] or [0.0]
     return [
-        {name: lowest if value == LOWEST else value for name, value in step.items()} if isinstance(step, dict) else step
+        {name: min_values if value == LOWEST else value for name, value in step.items()}
+        if isinstance(step, dict)
+        else step
         for step in steps
     ]
 
@@ -246,7 +248,9 @@ def steps_of(steps: Sequence[Any], keys: Sequence[str]) -> list[Any]:
 def needs_accuracy(method: str, algorithm: dict[str, Any]) -> bool:
     """Return whether a method reads the accuracy."""
     steps = str(algorithm.get("compose", {}).get("steps", ""))
-    return method in NEED_ACCURACY or any(name in steps for name in ("difficulty", "focal", "history", "shorten"))
+    return method in NEED_ACCURACY or any(
+        name in steps for name in ("difficulty", "focal", "history", "length_penalty")
+    )
 
 
 def is_stateful(method: str, algorithm: dict[str, Any]) -> bool:
@@ -267,7 +271,7 @@ def common_settings(
         rewards["weights"] = [rng.one(values) for _ in keys]
     if len(numbers) > 1 and rng.chance(0.2):
         on, other = (numbers[at] for at in rng.rng.permutation(len(numbers))[:2])
-        rewards["conditions"] = {other: {"on": on, "at_least": rng.one((0.5, 1.0, 0.0))}}
+        rewards["conditions"] = {other: {"reward": on, "at_least": rng.one((0.5, 1.0, 0.0))}}
     if rng.chance(0.25 if method in WITH_STD and below in WITH_STD else 0.02):
         algorithm["norm_adv_by_std_in_grpo"] = False
 
@@ -288,7 +292,7 @@ def _core_case(rng: Draw, kind: str, seed: int) -> Case:
     common_settings(rng, method, algorithm, names, positive=positive)
     turns = bool(names) and rng.chance(0.15)
     if turns:
-        algorithm["rewards"]["by_turn"] = [names[0]]
+        algorithm["rewards"]["per_turn"] = [names[0]]
         algorithm["rewards"].pop("conditions", None)
         if rng.chance(0.5):
             algorithm["rewards"]["turn_discount"] = 0.5
@@ -319,16 +323,16 @@ def _core_batch(rng: Draw, names: Sequence[str], case: Case) -> dict[str, Any]:
     """Draw the arguments of `Batch.of`."""
     labels: list[str] = []
     turns: list[int] = []
-    by_turn = "by_turn" in case.algorithm["rewards"]
+    per_turn = "per_turn" in case.algorithm["rewards"]
     shape = rng.one(("uneven", "even", "one"))
     for prompt in range(rng.whole(1, 5)):
         for _ in range({"uneven": rng.whole(1, 6), "even": 4, "one": rng.whole(1, 2)}[shape]):
-            turns.append(rng.whole(1, 3) if by_turn else 1)
+            turns.append(rng.whole(1, 3) if per_turn else 1)
             labels += [f"p{prompt}"] * turns[-1]
     size, responses = len(labels), len(turns)
     owner = np.repeat(np.arange(responses), turns)
     matrix = np.stack([component(rng, "acc" if name == "score" else name, responses)[owner] for name in names], axis=1)
-    if by_turn:
+    if per_turn:
         matrix[:, 0] = component(rng, names[0], size)
     if rng.chance(0.25):
         matrix[rng.rng.random(matrix.shape) < 0.15] = np.nan
@@ -343,7 +347,7 @@ def _core_batch(rng: Draw, names: Sequence[str], case: Case) -> dict[str, Any]:
         "accuracy": accuracy[owner],
         "fields": {"data_source": [SOURCES[at] for at in rng.rng.integers(0, 2, responses)[owner]]},
     }
-    if by_turn:
+    if per_turn:
         given["turn_counts"] = turns
     elif rng.chance(0.3):
         given["outputs"] = rng.rng.integers(1, 4, size).astype(float)
@@ -418,7 +422,7 @@ def _trainer_case(rng: Draw, kind: str, seed: int) -> Case:
     rewards = algorithm["rewards"]
     algorithm |= method_settings(rng, method, keys)
     if kind == "resume" and method == "compose":
-        algorithm["compose"] = {"steps": ["weigh_and_sum", "centre", "scale_by_std", "weigh_by_history"]}
+        algorithm["compose"] = {"steps": ["weighted_sum", "center", "scale_by_std", "weight_by_history"]}
     numbers = [key for key in keys if key not in ("steps", "rubric")]
     if ours or rng.chance(0.1):
         common_settings(
@@ -426,11 +430,11 @@ def _trainer_case(rng: Draw, kind: str, seed: int) -> Case:
         )
     case = Case(kind, seed, method, algorithm, trainer=trainer, stateful=is_stateful(method, algorithm))
     if "steps" in keys:
-        rewards["by_turn"] = ["steps"]
+        rewards["per_turn"] = ["steps"]
         if rng.chance(0.5):
             rewards["turn_discount"] = rng.one((0.5, 0.9))
     if "rubric" in keys:
-        rewards["by_item"] = ["rubric"]
+        rewards["rubrics"] = ["rubric"]
     if keys and not {"steps", "rubric"} & set(keys) and rng.chance(0.1):
         rewards["token_scores"] = True
     _accuracy(rng, case, scheme, clean)
@@ -449,7 +453,7 @@ def _trainer_case(rng: Draw, kind: str, seed: int) -> Case:
         algorithm["verl_ext"] = {"dump_dir": "DUMPS"}
     rejecting = rng.chance(0.25)
     if rejecting and ours and rng.chance(0.5):
-        rewards["rejected"] = rng.one(("leave_out", "leave_out", "keep"))
+        rewards["rejected"] = rng.one(("exclude", "exclude", "keep"))
     if rng.chance(0.3):
         case.overrides["actor_rollout_ref.actor.loss_agg_mode"] = rng.one(LOSSES)
     if rng.chance(0.03):
@@ -627,10 +631,10 @@ def _results(rng: Draw, rows: Rows, scheme: Scheme) -> dict[tuple[int, int], tup
         if scheme.note:
             found["note"] = f"row {at}"
         if scheme.steps:
-            found["steps"] = ("by_turn", _turn_rewards(rng, rows, prompt, session))
+            found["steps"] = ("per_turn", _turn_rewards(rng, rows, prompt, session))
         if scheme.rubric:
             met = [rng.one((0.0, 1.0, 0.5)) for _ in prompts[prompt]]
-            found["rubric"] = ("by_item", met, prompts[prompt])
+            found["rubric"] = ("rubric", met, prompts[prompt])
         results.append({"score": score, **found})
     lengths = {(p, s): len(mask) for p, s, mask in zip(rows.prompt, rows.session, rows.mask, strict=True) if p >= 0}
     late = [rng.chance(scheme.options.get("late", 0.0)) for _ in names]

@@ -12,19 +12,54 @@ A `*` stands for any text without `/` or `.`, such as the name of a reward.
 """
 
 # Settings below `algorithm`. Settings of steps in a list begin with `steps.<name of the step>.`
-SETTINGS: tuple[tuple[str, ...], ...] = (("gd2po.over", "gd2po.whiten"),)
+SETTINGS: tuple[tuple[str, ...], ...] = (
+    ("gd2po.over", "gd2po.whiten"),
+    ("rewards.per_turn", "rewards.by_turn"),
+    ("rewards.rubrics", "rewards.by_item"),
+    ("rewards.conditions.*.reward", "rewards.conditions.*.on"),
+    ("saw.min_values", "saw.lowest"),
+    ("steps.weight_by_variation.min_values", "steps.weigh_by_variation.lowest"),
+)
 # Values of a setting: the newest path of the setting, then the spellings of one value.
-VALUES: tuple[tuple[str, tuple[object, ...]], ...] = ()
+VALUES: tuple[tuple[str, tuple[object, ...]], ...] = (("rewards.rejected", ("exclude", "leave_out")),)
 # Named methods, the values of `algorithm.adv_estimator` and `algorithm.hadw.base`.
 METHODS: tuple[tuple[str, ...], ...] = ()
 # Steps, by the names that lists and saved states use.
-STEPS: tuple[tuple[str, ...], ...] = ()
+STEPS: tuple[tuple[str, ...], ...] = (
+    ("center", "centre"),
+    ("length_penalty", "shorten"),
+    ("weighted_sum", "weigh_and_sum"),
+    ("weight_by_density", "weigh_by_density"),
+    ("weight_by_difficulty", "weigh_by_difficulty"),
+    ("weight_by_focal", "weigh_by_focal"),
+    ("weight_by_history", "weigh_by_history"),
+    ("weight_by_variation", "weigh_by_variation"),
+)
 # Metrics, with `*` for the name of a reward or a method.
-METRICS: tuple[tuple[str, ...], ...] = ()
+METRICS: tuple[tuple[str, ...], ...] = (
+    ("advantage/contribution/*", "advantage/share/*"),
+    ("advantage/single_turn_fraction", "advantage/single_turns"),
+    ("advantage/zero_fraction", "advantage/zero_share"),
+    ("reward/*/condition_met_fraction", "reward/*/condition_met"),
+    ("reward/*/criteria", "reward/*/items"),
+    ("reward/*/per_turn/*/mean", "reward/*/by_turn/*/mean"),
+    ("reward/*/truncated_entries", "reward/*/cut_entries"),
+    ("reward/*/varying_criteria_fraction", "reward/*/varying_items"),
+    ("reward/*/zero_variance_group_fraction", "reward/*/dead_groups"),
+    ("*/all_correct_groups", "*/all_right_groups"),
+    ("*/all_incorrect_groups", "*/all_wrong_groups"),
+    ("*/conflict_fraction", "*/conflict_share"),
+    ("*/dropped_fraction", "*/dropped_share"),
+    ("*/updates", "*/tick"),
+    ("*/zero_variance_fraction", "*/dead_share"),
+    ("filter_groups/kept_with_zero_variance_score_total", "filter_groups/kept_with_constant_score_total"),
+    ("filter_groups/*_zero_variance_total", "filter_groups/*_constant_total"),
+    ("actor/prompts_recomputed", "actor/prompts_cut"),
+)
 # Columns of dumps.
 COLUMNS: tuple[tuple[str, ...], ...] = ()
 # Entries of saved states, wherever they stand in the JSON.
-STATE: tuple[tuple[str, ...], ...] = ()
+STATE: tuple[tuple[str, ...], ...] = (("updates", "ticks"),)
 # Types of errors.
 ERRORS: tuple[tuple[str, ...], ...] = ()
 # Functions and arguments of the public API that the cases use: `by_turn`, and the parameters of `Batch.of`.
@@ -42,7 +77,7 @@ OF_VERL_ALONE = frozenset(
     }
 )
 # Metrics and columns that an older version may lack. One that the newer version lacks is always a difference.
-ADDED_METRICS: tuple[str, ...] = ("advantage/share/*",)
+ADDED_METRICS: tuple[str, ...] = ("advantage/contribution/*",)
 ADDED_COLUMNS: tuple[str, ...] = ()
 # Differences that are intended: a kind, or `kind/method`; then a pattern of what differs; then the reason.
 EXPECTED: tuple[tuple[str, str, str], ...] = ()

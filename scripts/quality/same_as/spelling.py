@@ -10,8 +10,8 @@ from same_as import renamed
 
 Algorithm = Mapping[str, Any]
 KEYS = {"keys": ["a", "b"]}
-BY_TURN = {**KEYS, "by_turn": ["a"]}
-SUMMED = ["weigh_and_sum", "centre"]
+BY_TURN = {**KEYS, "per_turn": ["a"]}
+SUMMED = ["weighted_sum", "center"]
 
 
 def of_list(steps: list[Any], **rewards: Any) -> tuple[str, Algorithm]:
@@ -34,7 +34,7 @@ PLAIN = (
     *("weighted_grpo", "liteppo", "fgrpo", "grpo"),
 )
 """Methods that need no setting of their own."""
-BETWEEN = ["centre", "scale_by_std", "weigh_and_sum"]
+BETWEEN = ["center", "scale_by_std", "weighted_sum"]
 # Every feature that a case may use, with the smallest configuration that has it. A version knows a feature if it builds
 # that configuration in one of its spellings.
 PROBES: Mapping[str, tuple[str, Algorithm]] = {
@@ -42,17 +42,17 @@ PROBES: Mapping[str, tuple[str, Algorithm]] = {
     "rewards.weights": of_rewards(weights=[1, 2]),
     "rewards.accuracy_key": of_rewards(accuracy_key="a"),
     "rewards.accuracy_threshold": of_rewards(accuracy_threshold=0.5),
-    "rewards.by_turn": of_rewards(by_turn=["a"]),
-    "rewards.by_item": of_rewards(by_item=["a"]),
-    "rewards.turn_discount": of_rewards(by_turn=["a"], turn_discount=0.5),
-    "rewards.conditions": of_rewards(conditions={"a": {"on": "b", "at_least": 1.0}}),
+    "rewards.per_turn": of_rewards(per_turn=["a"]),
+    "rewards.rubrics": of_rewards(rubrics=["a"]),
+    "rewards.turn_discount": of_rewards(per_turn=["a"], turn_discount=0.5),
+    "rewards.conditions": of_rewards(conditions={"a": {"reward": "b", "at_least": 1.0}}),
     "rewards.token_scores": of_rewards(token_scores=True),
-    "rewards.rejected": of_rewards(rejected="leave_out"),
+    "rewards.rejected": of_rewards(rejected="exclude"),
     "rewards.log": of_rewards(log="all"),
     "rewards.accuracy_between": of_rewards(accuracy_between=[0.1, 0.9]),
     "verl_ext.dump_dir": ("gdpo", {"rewards": KEYS, "verl_ext": {"dump_dir": "/nowhere"}}),
     **{f"method.{name}": of_section(name) for name in PLAIN},
-    "method.saw": of_section("saw", lowest=[0, 0]),
+    "method.saw": of_section("saw", min_values=[0, 0]),
     "method.compose": of_list(SUMMED),
     "gdpo.whiten": of_section("gdpo", whiten="token"),
     "gdpo.scale": of_section("gdpo", scale="mad"),
@@ -76,11 +76,11 @@ PROBES: Mapping[str, tuple[str, Algorithm]] = {
     "dara.of": of_section("dara", of="positive"),
     "dara.over": of_section("dara", over="sequence"),
     "rvpo.k": of_section("rvpo", k=2.0),
-    "saw.lowest": of_section("saw", lowest=[0, 0]),
+    "saw.min_values": of_section("saw", min_values=[0, 0]),
     "fgrpo.gamma": of_section("fgrpo", gamma=2.0),
-    "steps.weigh_and_sum": of_list(SUMMED),
-    "steps.centre": of_list(SUMMED),
-    "steps.centre.leave_one_out": of_list(["weigh_and_sum", {"step": "centre", "leave_one_out": True}]),
+    "steps.weighted_sum": of_list(SUMMED),
+    "steps.center": of_list(SUMMED),
+    "steps.center.leave_one_out": of_list(["weighted_sum", {"step": "center", "leave_one_out": True}]),
     "steps.scale_by_std": of_list([*SUMMED, "scale_by_std"]),
     "steps.scale_by_std.epsilon": of_list([*SUMMED, {"step": "scale_by_std", "epsilon": 1e-3}]),
     "steps.scale_by_mad": of_list([*SUMMED, "scale_by_mad"]),
@@ -89,35 +89,35 @@ PROBES: Mapping[str, tuple[str, Algorithm]] = {
     "steps.whiten.over": of_list([*BETWEEN, {"step": "whiten", "over": "token"}]),
     "steps.balance": of_list([*SUMMED, "balance"]),
     "steps.balance.over": of_list([*SUMMED, {"step": "balance", "over": "sequence"}]),
-    "steps.weigh_by_difficulty": of_list([*SUMMED, "weigh_by_difficulty"]),
-    "steps.weigh_by_difficulty.dqw_temp": of_list([*SUMMED, {"step": "weigh_by_difficulty", "dqw_temp": 1.0}]),
-    "steps.weigh_by_focal": of_list([*SUMMED, "weigh_by_focal"]),
-    "steps.weigh_by_focal.gamma": of_list([*SUMMED, {"step": "weigh_by_focal", "gamma": 2.0}]),
-    "steps.weigh_by_history": of_list([*SUMMED, "weigh_by_history"]),
-    "steps.weigh_by_history.anchor": of_list([*SUMMED, {"step": "weigh_by_history", "anchor": "window"}]),
-    "steps.shorten": of_list(["weigh_and_sum", {"step": "shorten", "weight": 0.5}, "centre"]),
-    "steps.shorten.weight": of_list(["weigh_and_sum", {"step": "shorten", "weight": 0.5}, "centre"]),
-    "steps.divide_by_mean": of_list(["weigh_and_sum", "divide_by_mean", "centre"]),
-    "steps.divide_by_batch_std": of_list(["weigh_and_sum", "divide_by_batch_std", "centre"]),
-    "steps.drop_conflicts": of_list(["centre", "drop_conflicts", "weigh_and_sum"]),
-    "steps.drop_conflicts.conflict": of_list(
-        ["centre", {"step": "drop_conflicts", "conflict": "snr"}, "weigh_and_sum"]
-    ),
+    "steps.weight_by_difficulty": of_list([*SUMMED, "weight_by_difficulty"]),
+    "steps.weight_by_difficulty.dqw_temp": of_list([*SUMMED, {"step": "weight_by_difficulty", "dqw_temp": 1.0}]),
+    "steps.weight_by_focal": of_list([*SUMMED, "weight_by_focal"]),
+    "steps.weight_by_focal.gamma": of_list([*SUMMED, {"step": "weight_by_focal", "gamma": 2.0}]),
+    "steps.weight_by_history": of_list([*SUMMED, "weight_by_history"]),
+    "steps.weight_by_history.anchor": of_list([*SUMMED, {"step": "weight_by_history", "anchor": "window"}]),
+    "steps.length_penalty": of_list(["weighted_sum", {"step": "length_penalty", "weight": 0.5}, "center"]),
+    "steps.length_penalty.weight": of_list(["weighted_sum", {"step": "length_penalty", "weight": 0.5}, "center"]),
+    "steps.divide_by_mean": of_list(["weighted_sum", "divide_by_mean", "center"]),
+    "steps.divide_by_batch_std": of_list(["weighted_sum", "divide_by_batch_std", "center"]),
+    "steps.drop_conflicts": of_list(["center", "drop_conflicts", "weighted_sum"]),
+    "steps.drop_conflicts.conflict": of_list(["center", {"step": "drop_conflicts", "conflict": "snr"}, "weighted_sum"]),
     "steps.drop_conflicts.tau": of_list(
-        ["centre", {"step": "drop_conflicts", "conflict": "snr", "tau": 0.5}, "weigh_and_sum"]
+        ["center", {"step": "drop_conflicts", "conflict": "snr", "tau": 0.5}, "weighted_sum"]
     ),
-    "steps.weigh_by_variation": of_list(["centre", {"step": "weigh_by_variation", "lowest": [0, 0]}, "weigh_and_sum"]),
-    "steps.weigh_by_variation.lowest": of_list(
-        ["centre", {"step": "weigh_by_variation", "lowest": [0, 0]}, "weigh_and_sum"]
+    "steps.weight_by_variation": of_list(
+        ["center", {"step": "weight_by_variation", "min_values": [0, 0]}, "weighted_sum"]
     ),
-    "steps.weigh_by_density": of_list(["centre", "weigh_by_density", "weigh_and_sum"]),
-    "steps.weigh_by_density.of": of_list(["centre", {"step": "weigh_by_density", "of": "positive"}, "weigh_and_sum"]),
-    "steps.scale_by_common_std": of_list(["centre", "scale_by_common_std", "weigh_and_sum"]),
-    "steps.scale_by_correlation": of_list(["centre", "scale_by_correlation", "weigh_and_sum"]),
-    "steps.soft_min": of_list(["centre", "scale_by_std", "soft_min"]),
-    "steps.soft_min.k": of_list(["centre", "scale_by_std", {"step": "soft_min", "k": 2.0}]),
-    "steps.same_as.own_steps:BySource": of_list(["weigh_and_sum", "same_as.own_steps:BySource", "centre"]),
-    "steps.same_as.own_steps:Halve": of_list(["weigh_and_sum", "centre", "same_as.own_steps:Halve"]),
+    "steps.weight_by_variation.min_values": of_list(
+        ["center", {"step": "weight_by_variation", "min_values": [0, 0]}, "weighted_sum"]
+    ),
+    "steps.weight_by_density": of_list(["center", "weight_by_density", "weighted_sum"]),
+    "steps.weight_by_density.of": of_list(["center", {"step": "weight_by_density", "of": "positive"}, "weighted_sum"]),
+    "steps.scale_by_common_std": of_list(["center", "scale_by_common_std", "weighted_sum"]),
+    "steps.scale_by_correlation": of_list(["center", "scale_by_correlation", "weighted_sum"]),
+    "steps.soft_min": of_list(["center", "scale_by_std", "soft_min"]),
+    "steps.soft_min.k": of_list(["center", "scale_by_std", {"step": "soft_min", "k": 2.0}]),
+    "steps.same_as.own_steps:BySource": of_list(["weighted_sum", "same_as.own_steps:BySource", "center"]),
+    "steps.same_as.own_steps:Halve": of_list(["weighted_sum", "center", "same_as.own_steps:Halve"]),
 }
 # Entries of `algorithm` that are verl's, which every version reads alike.
 OF_VERL = frozenset(
@@ -227,7 +227,9 @@ def _setting(path: str, value: Any, spell: Callable[[Any], Any]) -> tuple[str, A
     if path == "hadw.base":
         value = spell(("method", value))[1]
     elif path == "rewards.conditions":
-        entries = {name: spell(("setting", f"{path}.*.{name}"))[1].rpartition(".")[2] for name in ("on", "at_least")}
+        entries = {
+            name: spell(("setting", f"{path}.*.{name}"))[1].rpartition(".")[2] for name in ("reward", "at_least")
+        }
         value = {key: {entries[name]: item for name, item in needed.items()} for key, needed in value.items()}
     elif isinstance(value, str | bool | int | float):
         value = spell(("value", path, value))[2]

@@ -12,22 +12,22 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl import DataProto
 
 from tests.configs import compose
-from verl_ext import Batch, Settings, build, by_item
+from verl_ext import Batch, Settings, build, rubric
 from verl_ext.core.batch import unit_accuracy
 from verl_ext.core.chain import State
 from verl_ext.core.items import Items, spread
 
 WIDTH = 8  # tokens of the longest response
 KEYS = {"keys": ["a", "b"], "weights": [1.0, 0.5]}
-ITEMS = {"keys": ["a", "rubric"], "weights": [1.0, 0.5], "by_item": ["rubric"]}
-ON_B = {"on": "b", "at_least": 0.5}
-STEPS = ["weigh_and_sum", "tests.integration.own_steps:BySource", "centre"]
+ITEMS = {"keys": ["a", "rubric"], "weights": [1.0, 0.5], "rubrics": ["rubric"]}
+ON_B = {"reward": "b", "at_least": 0.5}
+STEPS = ["weighted_sum", "tests.integration.own_steps:BySource", "center"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gdpo": ("gdpo", {"rewards": KEYS}),
-    "gdpo, conditioned": ("gdpo", {"rewards": {**KEYS, "conditions": {"b": {"on": "a", "at_least": 0.5}}}}),
+    "gdpo, conditioned": ("gdpo", {"rewards": {**KEYS, "conditions": {"b": {"reward": "a", "at_least": 0.5}}}}),
     "gdpo over tokens without the rejected": (
         "gdpo",
-        {"rewards": {**KEYS, "rejected": "leave_out", "token_scores": True}, "gdpo": {"whiten": "token"}},
+        {"rewards": {**KEYS, "rejected": "exclude", "token_scores": True}, "gdpo": {"whiten": "token"}},
     ),
     "gd2po": ("gd2po", {"rewards": KEYS}),
     "drgrpo on the score, with KL": ("drgrpo", {"drgrpo": {"check_loss": False}, "use_kl_in_reward": True}),
@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "hadw",
         {"rewards": {**KEYS, "accuracy_key": "acc"}, "hadw": {"base": "gdpo", "anchor": "window"}},
     ),
-    "gdpo by item without the rejected": ("gdpo", {"rewards": {**ITEMS, "rejected": "leave_out"}}),
+    "gdpo by item without the rejected": ("gdpo", {"rewards": {**ITEMS, "rejected": "exclude"}}),
     "by item, with KL": ("drgrpo", {"drgrpo": {"check_loss": False}, "rewards": ITEMS, "use_kl_in_reward": True}),
     "maxrl": ("maxrl", {"rewards": {"keys": ["acc"]}}),
     "a list": ("compose", {"rewards": KEYS, "compose": {"steps": STEPS}}),
@@ -159,7 +159,7 @@ def batches(draw: st.DrawFn, *, sessions: bool) -> Drawn:
 def rubrics(rng: np.random.Generator, prompts: np.ndarray) -> np.ndarray:
     """The text of each row's criteria, up to five, with weights of its prompt."""
     weights = {prompt: rng.choice([-2.0, 1.0, 3.0], rng.integers(1, 6)) for prompt in [-1, *range(4)]}
-    texts = [by_item(rng.choice([0.0, 1.0, np.nan], len(weights[at])), weights[at]) for at in prompts.tolist()]
+    texts = [rubric(rng.choice([0.0, 1.0, np.nan], len(weights[at])), weights[at]) for at in prompts.tolist()]
     return np.array(texts, dtype=object)
 
 

@@ -39,5 +39,7 @@ def test_the_shares_of_named_rewards_in_verls_own_grpo_are_those_of_its_advantag
     uids, scores = [drawn.uids[row] for row in rows], [float(drawn.score[row]) for row in rows]
     parts = np.nan_to_num(np.stack([drawn.columns[key][rows] for key in "ab"], axis=1)).tolist()
     wanted = reference.shares(parts, scores, reference.grpo(scores, uids, norm_by_std=norm), uids)
-    found = {key.rpartition("/")[2]: value for key, value in metrics.items() if key.startswith("advantage/share/")}
+    found = {
+        key.rpartition("/")[2]: value for key, value in metrics.items() if key.startswith("advantage/contribution/")
+    }
     assert found == pytest.approx(dict(zip(("a", "b", "rest"), wanted, strict=False)), abs=1e-5, rel=1e-5)

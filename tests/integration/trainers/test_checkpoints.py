@@ -20,14 +20,14 @@ from verl_ext.settings import Settings
 PLAIN: dict[str, Any] = {"rewards": {"keys": ["acc", "format"], "accuracy_key": "acc"}}
 
 
-def run(home: Path, ticks: int | None = None, name: str = "hadw") -> Run:
+def run(home: Path, updates: int | None = None, name: str = "hadw") -> Run:
     """A run at step 7, with a state if it has seen batches."""
     settings = Settings.parse(PLAIN)
     config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir=str(home), resume_mode="auto"))
     trainer = SimpleNamespace(global_steps=7, config=config)
     found = Run(name, settings, build(name, settings), trainer=trainer, computed_at=7)
-    if ticks is not None:
-        found.state = capability(ticks)
+    if updates is not None:
+        found.state = capability(updates)
         found.accuracy = {"key": settings.rewards.accuracy_key, "threshold": settings.rewards.accuracy_threshold}
     return found
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def save(folder: Path) -> None:
     """Save a state as ours and verl do."""
-    with checkpoint.saving(run(folder.parent, ticks=3)):
+    with checkpoint.saving(run(folder.parent, updates=3)):
         (folder / checkpoint.DATA).touch()
 
 
@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[object, ...]]] = {
         {"accuracy": {"key": "format", "threshold": None}},
         ("'format'", "'acc'", "accuracy_key=format"),
     ),
-    "without its numbers": ({"state": {"weigh_by_history": {"anchor": "soft"}}}, ("damaged",)),
+    "without its numbers": ({"state": {"weight_by_history": {"anchor": "soft"}}}, ("damaged",)),
 }
 
 
@@ -134,7 +134,7 @@ from tests.integration.trainers.test_checkpoints import run
 from verl_ext.integration import checkpoint
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 {KILLED_AT[moment]}
-with checkpoint.saving(run(pathlib.Path({str(tmp_path)!r}), ticks=3)):
+with checkpoint.saving(run(pathlib.Path({str(tmp_path)!r}), updates=3)):
     die()
 """
     assert fresh.run(code).returncode == -signal.SIGKILL

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.hadw_runs import saved, train
 from tests.integration.pipeline import Pipeline
 
-HISTORY = ("capability_prior", "capability_posterior", "batch_accuracy", "eta_t", "tick")
+HISTORY = ("capability_prior", "capability_posterior", "batch_accuracy", "eta_t", "updates")
 
 
 def assert_same_step(found: Any, expected: Any, step: int) -> None:
@@ -21,8 +21,8 @@ def assert_same_step(found: Any, expected: Any, step: int) -> None:
             assert one[name] == pytest.approx(other[name], rel=1e-12, abs=1e-12), name
 
 
-def ticks(result: Any) -> int:
-    return int(result.trainer._verl_ext.state["weigh_by_history"]["ticks"])
+def updates(result: Any) -> int:
+    return int(result.trainer._verl_ext.state["weight_by_history"]["updates"])
 
 
 def test_a_resumed_run_goes_on_with_the_same_numbers(pipeline: Pipeline, tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_resumed_run_goes_on_with_the_same_numbers(pipeline: Pipeline, tmp_pat
     for step in (3, 4):
         assert_same_step(resumed, whole, step)
     assert saved(tmp_path / "parts", 4) == saved(tmp_path / "whole", 4)
-    assert ticks(resumed) == 4
+    assert updates(resumed) == 4
     # From the folder that a run is given, which is not the latest.
     path = tmp_path / "whole" / "global_step_1"
     again = train(
@@ -57,4 +57,4 @@ def test_a_subclass_with_checkpoints_of_its_own_keeps_the_state(pipeline: Pipeli
             self.global_steps = int(path.read_text()) if path.exists() else 0
 
     train(pipeline, tmp_path, 1, "trainer.resume_mode=auto", cls=Own)
-    assert ticks(train(pipeline, tmp_path, 2, "trainer.resume_mode=auto", cls=Own)) == 2
+    assert updates(train(pipeline, tmp_path, 2, "trainer.resume_mode=auto", cls=Own)) == 2

@@ -32,8 +32,8 @@ from verl_ext.update import UpdateTrainer
 
 
 def test_a_reward_and_a_step_read_what_the_agent_loop_wrote(pipeline: Pipeline) -> None:
-    """Accuracy [1000 | 1110 | 0000] plus twice the drafts [1201 | 2220 | 0001], centred."""
-    steps = "+algorithm.compose.steps=[weigh_and_sum,tests.integration.own_steps:AddToolRewards,centre]"
+    """Accuracy [1000 | 1110 | 0000] plus twice the drafts [1201 | 2220 | 0001], centered."""
+    steps = "+algorithm.compose.steps=[weighted_sum,tests.integration.own_steps:AddToolRewards,center]"
     keys = "+algorithm.rewards.keys=[acc,drafts]"
     (update,) = pipeline.run("several", "algorithm.adv_estimator=compose", keys, steps).updates
     rows = [[0.75, 1.75, -2.25, -0.25], [1.25, 1.25, 1.25, -3.75], [-0.5, -0.5, -0.5, 1.5]]
@@ -43,7 +43,7 @@ def test_a_reward_and_a_step_read_what_the_agent_loop_wrote(pipeline: Pipeline) 
 def test_an_asynchronous_step_of_two_updates_is_two_ticks(pipeline: Pipeline) -> None:
     result = pipeline.run("history", *HADW, ACC, "+trainer.v1.sync={parameter_sync_step: 2}", prompts=4)
     assert len(result.updates) == 2
-    assert result.trainer._verl_ext.state["weigh_by_history"]["ticks"] == 2
+    assert result.trainer._verl_ext.state["weight_by_history"]["updates"] == 2
 
 
 @settings(max_examples=3)
@@ -123,10 +123,10 @@ def test_a_group_whose_rewards_vary_is_trained_on_although_its_score_does_not(pi
     result = pipeline.run("filtered", *GDPO, "+algorithm.rewards.weights=[2,1]", *FILTER, two, prompts=1)
     assert [set(update.prompts) for update in result.updates] == [{"conflict"}, {"live"}]
     assert [result.metrics[step]["filter_groups/finished_total"] for step in (1, 2)] == [1, 2]
-    assert result.metrics[1]["filter_groups/kept_with_constant_score_total"] == 1
+    assert result.metrics[1]["filter_groups/kept_with_zero_variance_score_total"] == 1
     assert result.metrics[2]["training/filter_groups/evicted_samples"] == 1
     # gdpo learns from `conflict`, where the weights differ.
-    assert result.metrics[1]["advantage/zero_share"] == 0
+    assert result.metrics[1]["advantage/zero_fraction"] == 0
 
 
 def test_a_key_that_one_sample_lacks_stops_the_run_and_names_it(pipeline: Pipeline) -> None:
@@ -134,7 +134,7 @@ def test_a_key_that_one_sample_lacks_stops_the_run_and_names_it(pipeline: Pipeli
         pipeline.run("other keys", *DRGRPO, ACC)
 
 
-BY_TURN = "+algorithm.rewards={keys:[%s,acc],by_turn:[%s]}"
+BY_TURN = "+algorithm.rewards={keys:[%s,acc],per_turn:[%s]}"
 
 
 def wanted(update: Update, entries) -> dict[str, float]:
@@ -170,7 +170,7 @@ def test_each_output_of_a_session_is_a_turn_with_its_advantage(pipeline: Pipelin
     assert found == pytest.approx(expected, abs=1e-6)
     assert len({abs(value) for value in found.values()}) > 2
     assert result.metrics[1]["advantage/turns"] == pytest.approx(len(expected) / 12)
-    assert f"reward/{key}/by_turn/1/mean" in result.metrics[1]
+    assert f"reward/{key}/per_turn/1/mean" in result.metrics[1]
 
 
 def test_turns_are_those_before_rollout_correction_rejects_a_token(pipeline: Pipeline) -> None:
@@ -289,7 +289,7 @@ def test_another_plugin_may_wrap_the_method_before_and_after(
     monkeypatch.setattr(v1, "get_trainer_cls", chosen)
     result = pipeline.run("history", *HADW, ACC)
     assert calls == ["above", "method"]
-    assert result.metrics[1]["hadw/tick"] == 1.0
+    assert result.metrics[1]["hadw/updates"] == 1.0
 
 
 def test_a_trainer_that_verl_did_not_choose_stops_before_its_first_update(

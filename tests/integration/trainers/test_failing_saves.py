@@ -56,8 +56,8 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def trainer(kind: str, home: Path, *overrides: str, workers: Workers, ticks: int | None = None) -> Any:
-    """A trainer at step 5, whose state is that of some ticks."""
+def trainer(kind: str, home: Path, *overrides: str, workers: Workers, updates: int | None = None) -> Any:
+    """A trainer at step 5, whose state is that of some updates."""
     config = copy.deepcopy(composed(*HADW, "trainer.resume_mode=auto", *overrides))
     config.trainer.default_local_dir = str(home)
     made = KINDS[kind](config)
@@ -69,15 +69,15 @@ def trainer(kind: str, home: Path, *overrides: str, workers: Workers, ticks: int
     made.global_steps = 5
     if made._verl_ext is not None:
         made._verl_ext.computed_at = 5
-    if ticks is not None:
-        made._verl_ext.state = capability(ticks)
+    if updates is not None:
+        made._verl_ext.state = capability(updates)
         made._verl_ext.accuracy = {"key": "acc", "threshold": None}
     return made
 
 
-def whole(kind: str, home: Path, *overrides: str, ticks: int | None = 9) -> dict[str, bytes]:
+def whole(kind: str, home: Path, *overrides: str, updates: int | None = 9) -> dict[str, bytes]:
     """Save the first run's checkpoint, and return its files."""
-    trainer(kind, home, *overrides, workers=Workers("first"), ticks=ticks)._save_checkpoint()
+    trainer(kind, home, *overrides, workers=Workers("first"), updates=updates)._save_checkpoint()
     for path in home.rglob("*.pt"):  # long ago
         os.utime(path, ns=(1, 1))
     return files(home)
@@ -99,7 +99,7 @@ def assert_not_whole(kind: str, home: Path) -> None:
         resume(kind, home)
 
 
-# The settings of the first run and those of the second, and the ticks of their states.
+# The settings of the first run and those of the second, and the updates of their states.
 RUNS: dict[str, tuple[tuple[str, ...], int | None, tuple[str, ...], int | None]] = {
     "both with a state": ((), 9, (), 3),
     "the second without a state": ((), 9, DRGRPO, None),
@@ -111,9 +111,9 @@ RUNS: dict[str, tuple[tuple[str, ...], int | None, tuple[str, ...], int | None]]
 def test_a_save_that_fails_before_it_writes_leaves_the_old_checkpoint_whole(
     kind: str, runs: str, tmp_path: Path
 ) -> None:
-    first, ticks, second, later = RUNS[runs]
-    before = whole(kind, tmp_path, *first, ticks=ticks)
-    failing = trainer(kind, tmp_path, *second, workers=Workers("second", FULL), ticks=later)
+    first, updates, second, later = RUNS[runs]
+    before = whole(kind, tmp_path, *first, updates=updates)
+    failing = trainer(kind, tmp_path, *second, workers=Workers("second", FULL), updates=later)
     told = facts("step 5", tmp_path / "global_step_5", "No space", "resume", "model is there")
     with pytest.raises(CheckpointError, match=told) as raised:
         failing._save_checkpoint()
@@ -121,12 +121,12 @@ def test_a_save_that_fails_before_it_writes_leaves_the_old_checkpoint_whole(
     assert files(tmp_path) == before
     resumed = resume(kind, tmp_path)
     assert resumed.global_steps == 5
-    assert resumed._verl_ext.state == (None if ticks is None else capability(ticks))
+    assert resumed._verl_ext.state == (None if updates is None else capability(updates))
 
 
 def test_a_save_that_fails_after_a_file_of_the_model_leaves_no_mixture(kind: str, tmp_path: Path) -> None:
     whole(kind, tmp_path)
-    failing = trainer(kind, tmp_path, workers=Workers("again", FULL, written=1), ticks=3)  # as long as `first`
+    failing = trainer(kind, tmp_path, workers=Workers("again", FULL, written=1), updates=3)  # as long as `first`
     with pytest.raises(CheckpointError, match=facts(tmp_path, "No space", "another checkpoint")) as raised:
         failing._save_checkpoint()
     assert raised.value.__cause__ is FULL
@@ -135,7 +135,7 @@ def test_a_save_that_fails_after_a_file_of_the_model_leaves_no_mixture(kind: str
 
 def test_one_of_several_ranks_may_still_write_when_another_has_failed(kind: str, tmp_path: Path) -> None:
     whole(kind, tmp_path)
-    failing = trainer(kind, tmp_path, workers=Workers("second", FULL, ranks=2), ticks=3)
+    failing = trainer(kind, tmp_path, workers=Workers("second", FULL, ranks=2), updates=3)
     with pytest.raises(CheckpointError, match=facts("another checkpoint")):
         failing._save_checkpoint()
     assert_not_whole(kind, tmp_path)
@@ -148,7 +148,7 @@ def test_a_save_that_fails_after_the_new_data_keeps_them(kind: str, tmp_path: Pa
     tracker.mkdir()
     old = (tmp_path / "global_step_5/data.pt").read_bytes()
     with pytest.raises(CheckpointError, match=facts("another checkpoint")):
-        trainer(kind, tmp_path, workers=Workers("second"), ticks=3)._save_checkpoint()
+        trainer(kind, tmp_path, workers=Workers("second"), updates=3)._save_checkpoint()
     assert (tmp_path / "global_step_5/data.pt").read_bytes() != old
 
 
@@ -157,15 +157,15 @@ def test_what_a_killed_run_put_aside_never_comes_back(end: type[BaseException], 
     """Neither exception is handled: the files are those that a kill leaves."""
     whole(kind, tmp_path)
     with pytest.raises(end):
-        trainer(kind, tmp_path, workers=Workers("killed", end()), ticks=3)._save_checkpoint()
+        trainer(kind, tmp_path, workers=Workers("killed", end()), updates=3)._save_checkpoint()
     assert_not_whole(kind, tmp_path)
     left = files(tmp_path)
     for _ in range(2):
         with pytest.raises(OSError, match="No space"):
-            trainer(kind, tmp_path, workers=Workers("next", FULL), ticks=4)._save_checkpoint()
+            trainer(kind, tmp_path, workers=Workers("next", FULL), updates=4)._save_checkpoint()
         assert_not_whole(kind, tmp_path)
         assert len(files(tmp_path)) <= len(left)
-    clean = whole(kind, tmp_path, ticks=6)
+    clean = whole(kind, tmp_path, updates=6)
     assert sorted(path for path in clean if "actor" not in path) == [
         "global_step_5/data.pt",
         "global_step_5/verl_ext.json",
@@ -174,7 +174,7 @@ def test_what_a_killed_run_put_aside_never_comes_back(end: type[BaseException], 
     assert resume(kind, tmp_path)._verl_ext.state == capability(6)
 
 
-# Which call fails, from which one on, and the ticks of the old state: the old `data.pt` is put aside, then the old
+# Which call fails, from which one on, and the updates of the old state: the old `data.pt` is put aside, then the old
 # state; the new one is written to a temporary file and takes its name.
 OURS: dict[str, tuple[str, int, int | None]] = {
     "to put data.pt aside": ("pathlib.Path.rename", 1, 9),
@@ -187,9 +187,9 @@ OURS: dict[str, tuple[str, int, int | None]] = {
 
 @pytest.mark.parametrize("failing", OURS)
 def test_what_fails_before_verl_begins_leaves_the_old_checkpoint_whole(failing: str, kind: str, tmp_path: Path) -> None:
-    where, number, ticks = OURS[failing]
-    before = whole(kind, tmp_path, *(() if ticks else DRGRPO), ticks=ticks)
-    second = trainer(kind, tmp_path, workers=Workers("second"), ticks=3)
+    where, number, updates = OURS[failing]
+    before = whole(kind, tmp_path, *(() if updates else DRGRPO), updates=updates)
+    second = trainer(kind, tmp_path, workers=Workers("second"), updates=3)
     rename, calls = Path.rename, []
 
     def fail(*args: Any) -> Any:
@@ -208,7 +208,7 @@ def test_what_fails_before_verl_begins_leaves_the_old_checkpoint_whole(failing: 
 
 def test_the_error_of_a_save_into_a_new_folder_is_verls(kind: str, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space"):
-        trainer(kind, tmp_path, workers=Workers("first", FULL), ticks=3)._save_checkpoint()
+        trainer(kind, tmp_path, workers=Workers("first", FULL), updates=3)._save_checkpoint()
 
 
 def test_answers_under_way_of_an_earlier_run_are_never_those_of_a_later_one(kind: str, tmp_path: Path) -> None:
@@ -219,18 +219,18 @@ def test_answers_under_way_of_an_earlier_run_are_never_those_of_a_later_one(kind
     (queue / "answers").write_text("first")
     before = files(tmp_path)
     with pytest.raises(CheckpointError):
-        trainer(kind, tmp_path, workers=Workers("second", FULL), ticks=3)._save_checkpoint()
+        trainer(kind, tmp_path, workers=Workers("second", FULL), updates=3)._save_checkpoint()
     assert files(tmp_path) == before
     for written, error in ((1, KeyboardInterrupt()), (1, KeyboardInterrupt()), (2, None)):
         workers = Workers("second", error, written)
         with pytest.raises(KeyboardInterrupt) if error else nullcontext():
-            trainer(kind, tmp_path, workers=workers, ticks=3)._save_checkpoint()
+            trainer(kind, tmp_path, workers=workers, updates=3)._save_checkpoint()
         assert not queue.parent.exists()
     assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".tmp")]
 
 
 def test_half_of_a_checkpoint_is_not_resumed_by_its_path_either(kind: str, tmp_path: Path) -> None:
-    whole(kind, tmp_path, *DRGRPO, ticks=None)
+    whole(kind, tmp_path, *DRGRPO, updates=None)
     with pytest.raises(CheckpointError):
         trainer(kind, tmp_path, *DRGRPO, workers=Workers("second", FULL, written=1))._save_checkpoint()
     folder = tmp_path / "global_step_5"

@@ -18,7 +18,7 @@ from verl_ext import Batch, Settings, Step, build
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Groups
 from verl_ext.core.rows import Rows
-from verl_ext.core.steps import Centre, DivideByBatchStd, WeighAndSum, WeighByVariation
+from verl_ext.core.steps import Center, DivideByBatchStd, WeightByVariation, WeightedSum
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import queue, sampling, table
 from verl_ext.integration.run import Run
@@ -43,7 +43,7 @@ def test_below_verls_own_estimator_any_reward_that_varies_counts():
         ([(1, NAN), (1, 0)], {}, False),
         ([(0.2, 0), (0.2 + 1e-8, 0)], {}, False),
         # y counts only where x reached 1.
-        ([(0, 0), (0, 1)], {"conditions": {"y": {"on": "x", "at_least": 1}}}, False),
+        ([(0, 0), (0, 1)], {"conditions": {"y": {"reward": "x", "at_least": 1}}}, False),
     ],
 )
 def test_weights_conditions_and_rewards_that_do_not_vary(estimator, rewards, settings, kept):
@@ -61,14 +61,14 @@ class ByAccuracy(Step):
 @pytest.mark.parametrize(
     "steps",
     [
-        (Centre(), WeighByVariation((0.0, 0.0)), WeighAndSum()),
-        (DivideByBatchStd(), Centre(), WeighAndSum()),
-        (Slower(), Centre(), WeighAndSum()),
-        (BySource(), Centre(), WeighAndSum()),
-        (ByAccuracy(), Centre(), WeighAndSum()),
-        (Clip(), Centre(), WeighAndSum()),  # of one's own: it might read the batch
-        (WeighAndSum(), BySource(), Centre()),
-        (WeighAndSum(),),
+        (Center(), WeightByVariation((0.0, 0.0)), WeightedSum()),
+        (DivideByBatchStd(), Center(), WeightedSum()),
+        (Slower(), Center(), WeightedSum()),
+        (BySource(), Center(), WeightedSum()),
+        (ByAccuracy(), Center(), WeightedSum()),
+        (Clip(), Center(), WeightedSum()),  # of one's own: it might read the batch
+        (WeightedSum(), BySource(), Center()),
+        (WeightedSum(),),
     ],
     ids=lambda steps: ", ".join(step.name for step in steps),
 )
@@ -85,8 +85,8 @@ UNSCORED = [(1, NAN), (1, 1)]
     [
         ("drgrpo", None, {"b", "c"}),
         ("liteppo", None, {"b", "c"}),
-        ("compose", (WeighAndSum(), BySource(), Centre()), {"c"}),
-        ("compose", (WeighAndSum(),), {"c"}),
+        ("compose", (WeightedSum(), BySource(), Center()), {"c"}),
+        ("compose", (WeightedSum(),), {"c"}),
         ("rvpo", None, {"a", "b", "c"}),  # a soft minimum leaves out what is not scored
     ],
 )
@@ -99,7 +99,7 @@ def test_two_rewards_of_which_the_soft_minimum_varies_keep_their_group():
     assert dropped("rvpo", {"a": [(1, 0), (0, 0)], "b": [(2, 0), (0, 1), (1, 1), (1, 1)]}) == set()
 
 
-RLOO = {"compose": {"steps": ["weigh_and_sum", {"step": "centre", "leave_one_out": True}]}}
+RLOO = {"compose": {"steps": ["weighted_sum", {"step": "center", "leave_one_out": True}]}}
 TRAINED = [
     *(("gdpo", {"gdpo": {"scale": scale}}) for scale in ("std", "mad", "none")),
     *(("compose", {"compose": {"steps": unwhitened(conflict)}}) for conflict in ("hard", "snr")),
@@ -216,10 +216,10 @@ def test_groups_are_judged_once_and_counted(asked):
     assert run.metrics == {
         "filter_groups/finished_total": 3,
         "filter_groups/dropped_total": 1,
-        "filter_groups/score_constant_total": 2,
-        "filter_groups/kept_with_constant_score_total": 1,
-        "filter_groups/x_constant_total": 1,
-        "filter_groups/y_constant_total": 1,
+        "filter_groups/score_zero_variance_total": 2,
+        "filter_groups/kept_with_zero_variance_score_total": 1,
+        "filter_groups/x_zero_variance_total": 1,
+        "filter_groups/y_zero_variance_total": 1,
     }
 
 

@@ -298,15 +298,15 @@ def test_one_that_was_not_checked_is_not_taken_for_another_with_the_same_entries
         with pytest.raises(IntegrationError):
             other.fit()
         checked.fit()
-    assert checked._verl_ext.state["weigh_by_history"]["ticks"] == 2
+    assert checked._verl_ext.state["weight_by_history"]["updates"] == 2
 
 
 def test_each_logs_the_metrics_of_its_own_batch() -> None:
     trainers = [OwnFit(compose(*HADW)), OwnFit(compose(*GDPO)), OwnFit(compose(*GRPO))]
     computed = [trainer.advantages() for trainer in trainers]
     logged = [trainer.logged(data) for trainer, data in zip(trainers, computed, strict=True)]
-    assert [{"hadw/tick", "reward/format/mean"} & metrics.keys() for metrics in logged] == [
-        {"hadw/tick"},
+    assert [{"hadw/updates", "reward/format/mean"} & metrics.keys() for metrics in logged] == [
+        {"hadw/updates"},
         {"reward/format/mean"},
         set(),
     ]
@@ -314,15 +314,15 @@ def test_each_logs_the_metrics_of_its_own_batch() -> None:
 
 def test_a_trainer_of_verl_that_imported_the_function_by_name_is_told_by_its_call() -> None:
     trainers = [ByName(compose(*HADW)) for _ in range(2)]
-    ticks = [trainer.fit()[0][1]["hadw/tick"] for trainer in (*trainers, trainers[0])]
-    assert ticks == [1, 1, 2]
+    updates = [trainer.fit()[0][1]["hadw/updates"] for trainer in (*trainers, trainers[0])]
+    assert updates == [1, 1, 2]
 
 
 def test_a_trainer_may_work_in_another_thread_than_it_was_made_in() -> None:
     trainer = OwnFit(compose(*HADW))
     with ThreadPoolExecutor(1) as pool:
         steps = pool.submit(trainer.fit, 2).result()
-    assert [metrics["hadw/tick"] for _, metrics in steps] == [1, 2]
+    assert [metrics["hadw/updates"] for _, metrics in steps] == [1, 2]
 
 
 class InAThread(OwnFit):
@@ -339,7 +339,7 @@ def test_in_another_thread_the_run_is_the_one_whose_section_is_passed() -> None:
     first, second = InAThread(compose(*HADW)), InAThread(compose(*DRGRPO))
     for trainer in (first, second, first):
         [(_, metrics)] = trainer.fit(steps=1)
-    assert metrics["hadw/tick"] == 2
+    assert metrics["hadw/updates"] == 2
     assert per_row(second.fit(steps=1)[0][0]) == DRGRPO_ON_ACC
     twin = InAThread(first.config)  # nothing says which of the two calls
     with pytest.raises(IntegrationError):
@@ -350,6 +350,6 @@ def test_in_another_thread_the_run_is_the_one_whose_section_is_passed() -> None:
 def test_two_that_share_a_configuration_have_histories_and_dumps_of_their_own(cls: type[Any], tmp_path: Any) -> None:
     config = compose(*HADW, f"+algorithm.verl_ext.dump_dir={tmp_path}")
     first, second = cls(config), cls(config)
-    ticks = [trainer.fit()[0][1]["hadw/tick"] for trainer in (first, second, first)]
-    assert ticks == [1, 1, 2]
+    updates = [trainer.fit()[0][1]["hadw/updates"] for trainer in (first, second, first)]
+    assert updates == [1, 1, 2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["from-0-0", "from-0-1"]

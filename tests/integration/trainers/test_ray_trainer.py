@@ -19,7 +19,7 @@ from tests.configs import compose
 from tests.facts import facts
 from tests.integration.test_turns import MASKS, RIGHT, TOOL, UIDS, texts
 from tests.integration.trainers.ray_runs import ACCURACY, FORMAT, KEYS, OwnFit, batch, data_of, own_fit, per_row
-from verl_ext import by_item
+from verl_ext import rubric
 from verl_ext.checks import start as starts
 from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError, IntegrationError
@@ -54,7 +54,9 @@ def test_metrics_of_one_step_do_not_stay_for_the_next() -> None:
 
     first, second = EverySecond(compose("algorithm.adv_estimator=grpo", KEYS)).fit()
     assert "reward/acc/mean" in first
-    assert set(first) - set(second) == {name for name in first if name.startswith(("reward/", "advantage/share/"))}
+    assert set(first) - set(second) == {
+        name for name in first if name.startswith(("reward/", "advantage/contribution/"))
+    }
 
 
 class AsksTwice(OwnFit):
@@ -77,7 +79,7 @@ def test_each_dictionary_of_a_step_gets_the_metrics_of_its_batch(name: str) -> N
     for number, (first, second) in enumerate(steps, 1):
         ours = {metric: value for metric, value in first.items() if metric.startswith(("hadw/", "reward/"))}
         assert ours["reward/acc/mean"] == np.mean(ACCURACY)
-        assert ours.get("hadw/tick", number) == number
+        assert ours.get("hadw/updates", number) == number
         assert ours.items() <= second.items()
 
 
@@ -116,7 +118,7 @@ def test_rejected_responses_that_are_left_out_are_in_no_curve() -> None:
     data.batch["response_mask"][0] = 0
     data.meta_info["reward_extra_keys"] = ["acc", "format"]
     left_out = ["algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]"]
-    trainer = OwnFit(compose(*left_out, "+algorithm.rewards.rejected=leave_out"))
+    trainer = OwnFit(compose(*left_out, "+algorithm.rewards.rejected=exclude"))
     [(_, metrics)] = trainer.fit(data=data)
     assert metrics["reward/acc/mean"] == pytest.approx(np.mean(ACCURACY[1:]))
     assert metrics["reward/format/mean"] == pytest.approx(np.mean(FORMAT[1:]))
@@ -178,7 +180,7 @@ def test_token_scores_are_there_when_advantages_are_computed_and_do_not_become_t
 
 
 def test_a_field_that_the_batch_lacks_is_named() -> None:
-    steps = "+algorithm.compose.steps=[weigh_and_sum,tests.integration.own_steps:BySource,centre]"
+    steps = "+algorithm.compose.steps=[weighted_sum,tests.integration.own_steps:BySource,center]"
     with pytest.raises(ConfigurationError, match=facts("'data_source'", "'acc', 'format'")):
         own_fit("algorithm.adv_estimator=compose", "+algorithm.rewards.keys=[acc]", steps)
 
@@ -212,7 +214,7 @@ def test_only_the_columns_that_are_needed_are_read(estimator: str) -> None:
     assert columns.sent == {"token_level_rewards", "response_mask", *score}
 
 
-CONDITION = "+algorithm.rewards.conditions={format: {on: acc, at_least: 1}}"
+CONDITION = "+algorithm.rewards.conditions={format: {reward: acc, at_least: 1}}"
 
 
 def test_metrics_and_dump_show_what_the_estimator_saw(tmp_path: Path) -> None:
@@ -248,29 +250,29 @@ class Rubrics(OwnFit):
     """Batches of two prompts, one with three criteria and one with one."""
 
     def fit(self, steps: int) -> tuple[list[str], dict[str, Any]]:
-        rubric = [by_item(values, [5, 3, -8]) for values in ([1, 0, 0], [1, 1, 1])] + [by_item([x]) for x in (1, 0)]
+        texts = [rubric(values, [5, 3, -8]) for values in ([1, 0, 0], [1, 1, 1])] + [rubric([x]) for x in (1, 0)]
         for self.global_steps in range(1, steps + 1):
-            data = data_of(UIDS, [5] * 4, RIGHT, {"right": object_array(RIGHT), "rubric": np.array(rubric)})
+            data = data_of(UIDS, [5] * 4, RIGHT, {"right": object_array(RIGHT), "rubric": np.array(texts)})
             data.meta_info["reward_extra_keys"] = ["right", "rubric"]
             self.advantages(data)
             metrics = ray_trainer.compute_data_metrics(data, use_critic=False)
-        return rubric, metrics
+        return texts, metrics
 
 
 def test_a_dump_keeps_the_text_of_a_rubric_and_compare_computes_the_same_from_it(tmp_path, capsys, caplog):
     trainer = Rubrics(
         compose(
             "algorithm.adv_estimator=gdpo",
-            "+algorithm.rewards={keys:[right,rubric],weights:[1,2],by_item:[rubric],accuracy_key:right}",
+            "+algorithm.rewards={keys:[right,rubric],weights:[1,2],rubrics:[rubric],accuracy_key:right}",
             f"+algorithm.verl_ext.dump_dir={tmp_path}/dump",
         )
     )
-    rubric, metrics = trainer.fit(2)
+    texts, metrics = trainer.fit(2)
     assert metrics["reward/rubric/mean"] == (5 / 16 + 0 + 1 + 0) / 4
-    assert metrics["reward/rubric/items"] == 2
+    assert metrics["reward/rubric/criteria"] == 2
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     table = pandas.read_parquet(tmp_path / "dump/from-0-0/advantages-00000002-000.parquet")
-    assert table["reward/rubric"].tolist() == rubric
+    assert table["reward/rubric"].tolist() == texts
     assert table["group_mean/rubric"].tolist() == [5 / 32] * 2 + [0.5] * 2
     assert table["total"].tolist() == [1 + 2 * 5 / 16, 0, 2, 1]
     given = [str(tmp_path / "dump"), "gdpo", "gdpo algorithm.gdpo.whiten=none"]
@@ -284,7 +286,7 @@ def test_a_dump_has_a_row_a_turn_and_compare_computes_the_same_from_it(name, tmp
     trainer = Sessions(
         compose(
             f"algorithm.adv_estimator={name}",
-            "+algorithm.rewards={keys:[right,tool],by_turn:[tool],turn_discount:0.5,accuracy_key:right}",
+            "+algorithm.rewards={keys:[right,tool],per_turn:[tool],turn_discount:0.5,accuracy_key:right}",
             f"+algorithm.verl_ext.dump_dir={tmp_path}/dump",
             *(["+algorithm.drgrpo.check_loss=False"] if name == "drgrpo" else []),
         )
@@ -305,5 +307,5 @@ def test_a_dump_has_a_row_a_turn_and_compare_computes_the_same_from_it(name, tmp
     assert "equal those that the run recorded" in out
     assert "18 turns of 12 trajectories" in out
     assert pandas.read_parquet(tmp_path / "out.parquet")["turn"].tolist() == table["turn"].tolist() * 3
-    assert main(["compare", *given[:2], "algorithm.rewards.by_turn=[]"]) == 1
-    assert "by_turn" in "".join(capsys.readouterr())
+    assert main(["compare", *given[:2], "algorithm.rewards.per_turn=[]"]) == 1
+    assert "per_turn" in "".join(capsys.readouterr())

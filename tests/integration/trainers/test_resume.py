@@ -13,18 +13,18 @@ from verl_ext.errors import CheckpointError
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
-def save(folder: Path, step: int, *overrides: str, ticks: int | None = None) -> None:
+def save(folder: Path, step: int, *overrides: str, updates: int | None = None) -> None:
     """A run that reached a step saves it."""
     trainer = stub(folder, *overrides)
     trainer.global_steps = trainer._verl_ext.computed_at = step
-    if ticks is not None:
-        trainer._verl_ext.state = capability(ticks)
+    if updates is not None:
+        trainer._verl_ext.state = capability(updates)
         trainer._verl_ext.accuracy = {"key": "acc", "threshold": None}
     trainer._save_checkpoint()
 
 
 def test_the_state_comes_back_with_its_step(tmp_path: Path) -> None:
-    save(tmp_path, 5, ticks=9)
+    save(tmp_path, 5, updates=9)
     assert saved(tmp_path, 5)["global_step"] == 5
     path = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/global_step_5")
     for folder, overrides in ((tmp_path, ()), (tmp_path / "elsewhere", path)):
@@ -41,8 +41,8 @@ def test_the_state_of_a_run_before_another_estimator_does_not_survive_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """hadw to step 4, compose to step 6, hadw again: it must not go on with the history of step 4."""
-    save(tmp_path, 4, ticks=4)
-    compose = stub(tmp_path, "algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weigh_and_sum,centre]")
+    save(tmp_path, 4, updates=4)
+    compose = stub(tmp_path, "algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weighted_sum,center]")
     compose._load_checkpoint()
     compose.global_steps = 6
     compose._save_checkpoint()
@@ -60,7 +60,7 @@ def test_a_tracker_that_names_no_checkpoint_is_an_error_that_names_the_newest(
     """verl fails on an empty one, and begins anew where the folder is gone."""
     if whole != "no whole":
         for step in (3, 5):
-            save(tmp_path, step, ticks=step)
+            save(tmp_path, step, updates=step)
     (tmp_path / TRACKER).write_text(text)
     with pytest.raises(CheckpointError, match=facts(tmp_path / TRACKER, whole, "trainer.resume_mode=disable")):
         stub(tmp_path)._load_checkpoint()
@@ -70,7 +70,7 @@ def test_a_tracker_that_names_no_checkpoint_is_an_error_that_names_the_newest(
 def test_a_run_without_an_estimator_of_ours_touches_no_other_file_than_the_state(tmp_path: Path) -> None:
     """verl's grpo saves over an older checkpoint: until verl has written `data.pt` anew, the old one is there."""
     folder = tmp_path / "global_step_5"
-    save(tmp_path, 5, ticks=5)
+    save(tmp_path, 5, updates=5)
     (tmp_path / TRACKER).write_text("5")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     for keys in ((), ("+algorithm.rewards.keys=[acc]",)):

@@ -22,9 +22,9 @@ from verl_ext.registry import INSTALLED, build
 from verl_ext.settings import Settings
 
 NEEDED = {
-    "compose": {"compose": {"steps": ["weigh_and_sum", "centre", "scale_by_std"]}},
+    "compose": {"compose": {"steps": ["weighted_sum", "center", "scale_by_std"]}},
     "drgrpo": {"drgrpo": {"check_loss": False}},
-    "saw": {"saw": {"lowest": [-10.0, -10.0]}},
+    "saw": {"saw": {"min_values": [-10.0, -10.0]}},
 }
 """The settings without which an estimator cannot be built."""
 NAMED = {"keys": ["a", "b"], "accuracy_key": "b", "accuracy_threshold": 0.0}

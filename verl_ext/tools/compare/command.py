@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="VARIANT",
         help="an estimator, with its settings in one quoted argument, as in 'gdpo algorithm.gdpo.scale=mad'; a list of "
-        "steps, as in '[weigh_and_sum,centre]'; or KEY=VALUE, which holds for all. Settings that no argument names "
+        "steps, as in '[weighted_sum,center]'; or KEY=VALUE, which holds for all. Settings that no argument names "
         "are those of the run, where a dump has them",
     )
     parser.add_argument("--prompt", metavar="COLUMN", help="the column that is the same for answers to one prompt")
@@ -56,8 +56,8 @@ def compare(options: argparse.Namespace) -> int:
     with reading(options.rollouts):
         rollouts = read_rollouts(options.rollouts, options.prompt)
     compared, common = variants.parse(options.variants, rollouts)
-    by_item = {key for variant in compared for key in variant.settings.rewards.by_item or ()}
-    rollouts = rollouts.with_items(by_item).scored(common.rewards)
+    rubrics = {key for variant in compared for key in variant.settings.rewards.rubrics or ()}
+    rollouts = rollouts.with_items(rubrics).scored(common.rewards)
     outcomes = [variants.outcome(variant, rollouts) for variant in compared]
     named = [key for variant in compared[1:] for key in variant.settings.rewards.keys or ()]
     keys = tuple(dict.fromkeys(named)) or (rollouts.total,)

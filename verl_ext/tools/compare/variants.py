@@ -108,7 +108,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     chain, rewards_settings = variant.chain, variant.settings.rewards
     keys = rewards_settings.keys or (rollouts.total,)
     rewards = [rollouts.items.get(key, rollouts.reward(key, "algorithm.rewards.keys")) for key in keys]
-    by_turn = _by_turn(rewards_settings, keys, rollouts)
+    per_turn = _by_turn(rewards_settings, keys, rollouts)
     accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
     uids = rollouts.table["uid"].to_numpy()
     state: Mapping[str, Any] = chain.init()
@@ -118,7 +118,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
             labels=uids[rows].tolist(),
             **spread(keys, [column[rows] for column in rewards]),
             conditions=rewards_settings.conditions,
-            turns=Turns(rollouts.turns[rows], by_turn, rewards_settings.turn_discount),
+            turns=Turns(rollouts.turns[rows], per_turn, rewards_settings.turn_discount),
             accuracy=None if accuracies is None else accuracies[rows],
             **{name: values[rows] for name, values in rollouts.counts.items()},
         )
@@ -138,10 +138,10 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
 
 def _by_turn(settings: RewardsSettings, keys: Sequence[str], rollouts: Rollouts) -> tuple[int, ...]:
     """Return the places of the rewards that a dump has by turn; raise if a variant names others."""
-    recorded = [] if rollouts.run is None else settings_of(rollouts).rewards.by_turn or ()
-    if set(settings.by_turn or ()) != set(recorded).intersection(keys):
+    recorded = [] if rollouts.run is None else settings_of(rollouts).rewards.per_turn or ()
+    if set(settings.per_turn or ()) != set(recorded).intersection(keys):
         raise ConfigurationError(
-            f"algorithm.rewards.by_turn={list(settings.by_turn or ())}: of {listed(keys)} the rollouts have "
+            f"algorithm.rewards.per_turn={list(settings.per_turn or ())}: of {listed(keys)} the rollouts have "
             f"{listed(recorded)} by turn; name those"
         )
     return tuple(place for place, key in enumerate(keys) if key in recorded)

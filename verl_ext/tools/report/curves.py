@@ -16,11 +16,11 @@ Experiments = Mapping[str, Sequence[Log]]
 
 _OURS, _SCORE = "reward/score/mean", "critic/score/mean"
 """The mean of the score, and verl's own, which a run without this package has."""
-_DEAD = "/dead_groups"
-_SHARE = "advantage/share/"
+_DEAD = "/zero_variance_group_fraction"
+_SHARE = "advantage/contribution/"
 _BESIDE = {
     "advantage/std": "std over responses",
-    "advantage/zero_share": "share of responses",
+    "advantage/zero_fraction": "share of responses",
     "response_length/mean": "tokens, batch mean",
 }
 """What a picture shows beside the rewards, with its unit."""
@@ -75,7 +75,7 @@ def pictured(experiments: Experiments) -> list[str]:
 def title(metric: str) -> str:
     """Return a short title for a metric.
 
-    >>> title("reward/format/mean"), title("reward/format/dead_groups"), title("actor/entropy")
+    >>> title("reward/format/mean"), title("reward/format/zero_variance_group_fraction"), title("actor/entropy")
     ('format', 'format: dead groups', 'actor/entropy')
     """
     parts = metric.split("/")

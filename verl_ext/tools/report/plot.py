@@ -7,7 +7,7 @@ from typing import Any
 from verl_ext.errors import ConfigurationError
 from verl_ext.tools.report.curves import Experiments, constant, curve, title, unit
 
-# Okabe and Ito's colours without yellow, which is faint on white. The line styles also work without colours.
+# Okabe and Ito's colors without yellow, which is faint on white. The line styles also work without colors.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 SMOOTH = 5
@@ -33,8 +33,8 @@ def plot(experiments: Experiments, metrics: Sequence[str]) -> Any:
             ax.text(0.5, 0.5, f"{title(metric)}: {value} throughout", ha="center")
             ax.set_axis_off()
             continue
-        for (name, logs), colour, style in zip(experiments.items(), COLOURS, STYLES, strict=False):
-            line = _draw(ax, logs, metric, color=colour, linestyle=style)
+        for (name, logs), color, style in zip(experiments.items(), COLOURS, STYLES, strict=False):
+            line = _draw(ax, logs, metric, color=color, linestyle=style)
             if line is not None:
                 lines[f"{name} ({len(logs)} runs)" if len(logs) > 1 else name] = line
         dress(ax, title(metric), unit(metric))
