@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Test this package against a version of verl: a release, the newest one, or main.
+# Test verl_ext against a version of verl: a release, the newest release, or main.
 #
 #   scripts/against_verl.sh VERSION|newest|main
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?a version of verl, newest, or main}
+what=${1:?Usage: scripts/against_verl.sh VERSION|newest|main}
 
 source scripts/environment.sh
 make_environment .venv cpu,dev scripts/constraints.txt

@@ -1,20 +1,20 @@
-# Sourced by the scripts of this folder.
+# The other scripts of this folder source this file.
 #
-#   make_environment FOLDER EXTRAS CONSTRAINTS    a virtual environment with this package, its extras, verl
+#   make_environment FOLDER EXTRAS CONSTRAINTS    create a virtual environment with verl_ext, its extras, and verl
 #
 # An existing environment is reused while the project's requirements stay the same.
-# PYTHON       the interpreter to make it with (default: python3); it fails if the environment has another version
-# TORCH_INDEX  pip's --index-url for torch only; default: pip's configuration
+# PYTHON       interpreter for the environment (default: python3); an environment with another version is an error
+# TORCH_INDEX  pip's --index-url for torch only (default: pip's configuration)
 
 python_version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
 
 check_python() {
   command -v "$1" >/dev/null || {
-    echo "$1 not found: install Python 3.10, 3.11 or 3.12, or set PYTHON" >&2
+    echo "error: $1 was not found. Install Python 3.10, 3.11 or 3.12, or set PYTHON to its path." >&2
     return 1
   }
   [[ $(python_version "$1") =~ ^3\.1[012]$ ]] || {
-    echo "$1 is not Python 3.10, 3.11 or 3.12: set PYTHON to one of these" >&2
+    echo "error: $1 has Python $(python_version "$1"). Set PYTHON to a Python of version 3.10, 3.11 or 3.12." >&2
     return 1
   }
 }
@@ -24,7 +24,7 @@ make_environment() {
   if [[ -n ${PYTHON:-} ]]; then
     check_python "$PYTHON" || return 1
     if there=$(python_version "$folder/bin/python" 2>/dev/null) && [[ $there != "$(python_version "$PYTHON")" ]]; then
-      echo "$folder has Python $there, but PYTHON=$PYTHON is another version: remove $folder to make it again" >&2
+      echo "error: $folder has Python $there, not the version of PYTHON=$PYTHON. Remove $folder, or unset PYTHON." >&2
       return 1
     fi
   fi
@@ -36,10 +36,10 @@ make_environment() {
     [[ -n $missing ]] || return 0
   fi
   check_python "${PYTHON:-python3}" || return 1
-  echo "installing into $folder"
+  echo "Installing the packages into $folder"
   # An interrupted venv has Python but no pip.
   "$folder/bin/python" -m pip --version >/dev/null 2>&1 || "${PYTHON:-python3}" -m venv "$folder"
-  # torch first, before anything that depends on it, because only torch uses TORCH_INDEX.
+  # torch is installed before the packages that depend on it, because only torch uses TORCH_INDEX.
   torch=$(grep -o '^torch==[^; ]*' "$constraints")
   "$folder/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
   "$folder/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check --constraint "$constraints" --editable ".[$extras]"

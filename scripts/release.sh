@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# Make and try what a release publishes: dist/*.tar.gz, dist/*.whl, and the release's notes in build/notes.md.
+# Build and test the files of a release: dist/*.tar.gz, dist/*.whl, and the release notes in build/notes.md.
 #
-#   scripts/release.sh [TAG]    TAG is v and the version; .github/workflows/release.yml gives it
+#   scripts/release.sh [TAG]    TAG is v and the version; .github/workflows/release.yml passes it
 #
-# PYTHON       the interpreter (default: python3) of a new environment outside the clone, in which the wheel is tried
-# TORCH_INDEX  pip's --index-url for torch only; default: pip's configuration
+# PYTHON       interpreter of a new environment outside the clone, in which the wheel is tested (default: python3)
+# TORCH_INDEX  pip's --index-url for torch only (default: pip's configuration)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' verl_ext/__init__.py)
 [[ ${1:-v$version} == "v$version" ]] || {
-  echo "the tag is $1, but verl_ext/__init__.py has the version $version" >&2
+  echo "error: the tag is $1, but verl_ext/__init__.py has version $version. Set the tag to v$version." >&2
   exit 1
 }
 mkdir -p build
 sed -n "/^## $version\b/,/^## /{/^## /!p}" CHANGELOG.md >build/notes.md
 [[ -s build/notes.md ]] || {
-  echo "CHANGELOG.md has no section ## $version" >&2
+  echo "error: CHANGELOG.md has no section for $version. Add a section with the heading ## $version." >&2
   exit 1
 }
 
 home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
 "${PYTHON:-python3}" -m venv "$home/env"
-unset PYTHON PYTHONDONTWRITEBYTECODE # each of a training's processes would compile everything anew
+unset PYTHON PYTHONDONTWRITEBYTECODE # otherwise each process of a run compiles everything again
 export PATH=$home/env/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
 pip install --quiet build twine check-wheel-contents
 rm -rf dist
@@ -42,4 +42,4 @@ python -m verl_ext recipes
 python recipes/quickstart/prepare_data.py
 recipes/quickstart/run.sh gdpo trainer.total_training_steps=2 trainer.save_freq=2
 grep -q '"step":2,' outputs/quickstart/gdpo/metrics.jsonl
-echo "verl_ext $version: the wheel has trained two steps"
+echo "The wheel of verl_ext $version was installed and trained two steps."

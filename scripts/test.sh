@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Set up and test everything: environment, lint, types, unit tests on both supported versions of verl, on the oldest
-# numpy and on other Pythons, and runs of the real pipeline on the CPU.
+# Create the environment and run all checks: lint, types, unit tests on both supported versions of verl, with the oldest
+# numpy and with other Pythons, and runs of the whole pipeline on the CPU.
 #
-#   scripts/test.sh                everything except the slow runs, as CI does
-#   scripts/test.sh --quick        lint, types and tests of what changed since the last commit, the pure parts
+#   scripts/test.sh                everything except the slow tests, as in CI
+#   scripts/test.sh --quick        lint; types and tests of files that changed since the last commit; tests without verl
 #   scripts/test.sh --fast         lint, types and unit tests
-#   scripts/test.sh --slow         also the slow runs
+#   scripts/test.sh --slow         everything including the slow tests
 #   scripts/test.sh -- ARGS        only pytest with these arguments, in the environment
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,7 +21,7 @@ case ${1:-} in
         ;;
 esac
 
-# pip leaves compiling to the first import. If that is forbidden, each of the many processes below compiles everything anew.
+# pip leaves compiling to the first import. Without bytecode files, each of the processes below compiles everything.
 unset PYTHONDONTWRITEBYTECODE
 source scripts/environment.sh
 make_environment .venv cpu,dev scripts/constraints.txt
@@ -36,29 +36,29 @@ ruff check .
 ruff format --check .
 lint-imports
 
-changed() { # PATTERN of git's: files that differ from the last commit and are there
+changed() { # PATTERN of git: existing files that differ from the last commit
     { git diff --name-only --diff-filter=d HEAD -- "$1" && git ls-files --others --exclude-standard -- "$1"; } | sort -u
 }
 
 if [ "$LEVEL" = quick ]; then
-    echo "== types of what changed"
+    echo "== types of changed files"
     mapfile -t CHANGED < <(changed 'verl_ext/*.py')
     if ((${#CHANGED[@]})); then mypy --follow-imports=silent "${CHANGED[@]}"; fi
-    echo "== the pure parts, the documents and the tests that changed"
-    # tests/core as files: pytest would run a file twice that is named beside its folder.
+    echo "== tests without verl, tests of the documents, and changed tests"
+    # tests/core is listed as files, because pytest would run a file twice if its folder is listed as well.
     mapfile -t TESTS < <({
         ls tests/core/test_*.py tests/estimators/test_worked_example.py tests/estimators/test_compos*.py \
             tests/estimators/test_own_steps.py tests/test_{settings,docs,public_api}.py
         changed 'tests/*test_*.py' | grep -E '(^|/)test_[^/]*\.py$' || true
     } | sort -u)
-    # Without the tests that import verl, which takes seconds.
+    # The tests that import verl are excluded, because the import takes seconds.
     OMP_NUM_THREADS=1 exec python -m pytest -q -n 2 --dist loadfile -k "not verl_combines and not file_of_the_pages" \
         -m "not slow and not end_to_end" "${TESTS[@]}"
 fi
 echo "== types and docs"
 mypy &
 TYPES=$!
-# Not with --quiet: then --strict counts no warnings.
+# There is no --quiet, because --strict would then count no warnings.
 LOG=$(NO_MKDOCS_2_WARNING=1 mkdocs build --strict --config-file docs/mkdocs.yml 2>&1) || {
     echo "$LOG" >&2
     wait "$TYPES" || true
@@ -67,9 +67,9 @@ LOG=$(NO_MKDOCS_2_WARNING=1 mkdocs build --strict --config-file docs/mkdocs.yml 
 wait "$TYPES"
 
 echo "== unit tests, verl $(python -c 'from importlib.metadata import version; print(version("verl"))')"
-# Keep the tests of a file together: many share one Ray.
+# Keep the tests of a file together, because many of them share one Ray.
 SHARE=(-n 2 --dist loadfile)
-# Two processes share the cores: more threads in each would wait for one another.
+# Two processes share the cores, so more threads per process would wait for one another.
 export OMP_NUM_THREADS=1
 python -m pytest "${SHARE[@]}" -m "not slow and not end_to_end"
 
@@ -87,18 +87,18 @@ if [ ! -d "$OLD/numpy" ]; then
     python -m pip install --quiet --no-deps --only-binary :all: --target "$OLD" "numpy==$OLDEST_NUMPY"
 fi
 echo "== tensors, numpy $OLDEST_NUMPY"
-# Without verl, whose pandas needs a newer numpy. All that needs no torch has this numpy in the next stage.
+# verl is not tested with this numpy, because its pandas needs a newer one. The next stage tests code without torch.
 PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest tests/core/test_rows.py tests/estimators/test_worked_example.py
 
-echo "== the core and the estimators, without torch, on other Pythons, the oldest and the newest numpy"
+echo "== core and estimators without torch, with other Pythons and with the oldest and the newest numpy"
 TORCH=none scripts/test_pure.sh
 
 if [ "$LEVEL" = fast ]; then
     exit 0
 fi
 unset OMP_NUM_THREADS
-echo "== the real pipeline on the CPU"
-# Two at once, because a run mostly waits, for its processes to start. One by one in order, the longest first.
+echo "== the whole pipeline on the CPU"
+# Two tests run at the same time, because a run mostly waits for its processes to start. The longest tests run first.
 python -m pytest -n 2 --dist load --maxschedchunk 1 -m "end_to_end and not slow" --durations=20 tests/end_to_end
 if [ "$LEVEL" = slow ]; then
     echo "== slow tests"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Test this package against another verl: doctor, and the tests whose result depends on verl.
+# Test verl_ext against another version of verl: doctor, and the tests whose result depends on verl.
 #
-#   scripts/test_against.sh FOLDER                   FOLDER holds the package `verl`: a clone of verl, or what
-#                                                    `pip install --no-deps --target FOLDER verl==VERSION` leaves
-#   scripts/test_against.sh FOLDER --python PYTHON   with this Python, in which the package is installed, and its
-#                                                    extras cpu and dev; installs nothing
-#   scripts/test_against.sh FOLDER [...] -- ARGS     more arguments for pytest
+#   scripts/test_against.sh FOLDER                   FOLDER contains the package `verl`: a clone of verl, or the result
+#                                                    of `pip install --no-deps --target FOLDER verl==VERSION`
+#   scripts/test_against.sh FOLDER --python PYTHON   use this Python, which must have verl_ext with the extras cpu and
+#                                                    dev, and install nothing
+#   scripts/test_against.sh FOLDER [...] -- ARGS     pass these arguments to pytest
 #
-# All other packages, including Ray and torch, are those of the environment. A newer verl may need newer ones.
+# All other packages, including Ray and torch, are those of the environment. A newer verl may need newer packages.
 set -euo pipefail
 here=$PWD
 cd "$(dirname "$0")/.."
@@ -33,7 +33,7 @@ fi
 [[ $folder == /* ]] || folder=$here/$folder
 [[ $python != */* || $python == /* ]] || python=$here/$python
 if [[ ! -f $folder/verl/__init__.py ]]; then
-  echo "test_against: $folder has no verl/__init__.py" >&2
+  echo "error: $folder/verl/__init__.py does not exist. Use a folder that contains the package verl." >&2
   exit 2
 fi
 if [[ -z $python ]]; then
@@ -44,7 +44,7 @@ fi
 folder=$(cd "$folder" && pwd)
 export PYTHONPATH=$folder${PYTHONPATH:+:$PYTHONPATH}
 
-# test_checkpoints has no trainer.
+# test_checkpoints does not use a trainer.
 TESTS=(
   tests/integration/trainers --ignore tests/integration/trainers/test_checkpoints.py
   tests/integration/test_{needed_hooks,strangers}.py
@@ -57,6 +57,6 @@ status=0
 echo "== doctor, verl $("$python" -W ignore -c 'import verl; print(verl.__version__)' 2>/dev/null | tail -n 1) in $folder"
 "$python" -m verl_ext doctor 2>/dev/null || status=1
 echo "== tests"
-# Keep the tests of a file together: many share one Ray.
+# Keep the tests of a file together, because many of them share one Ray.
 "$python" -m pytest -n 2 --dist loadfile -m "not slow and not end_to_end" "${TESTS[@]}" "$@" || status=1
 exit $status

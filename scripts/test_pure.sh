@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Test what does not need verl (core, estimators, settings) on other Pythons, in temporary virtual environments: the
-# first with the oldest numpy that pyproject.toml allows, the others with the newest.
+# Test the code that does not need verl (core, estimators, settings) with other Pythons, in temporary environments. The
+# first environment has the oldest numpy that pyproject.toml allows, the others have the newest numpy.
 #
-#   scripts/test_pure.sh [PYTHON...]      default: Python 3.10 and 3.12, if they are on the path or in pyenv
+#   scripts/test_pure.sh [PYTHON...]      default: Python 3.10 and 3.12, if they are on PATH or in pyenv
 #
-# TORCH names another version than the oldest. pip's usual torch installs gigabytes of CUDA: TORCH=none skips it and the
-# tests that need it.
+# TORCH is the version of torch (default: the oldest supported version). pip's default torch installs gigabytes of CUDA.
+# TORCH=none skips torch and the tests that need it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 TORCH=${TORCH:-2.4.0}
@@ -25,7 +25,7 @@ works() { [ "$("$1" -c "print(1)" 2>/dev/null)" = 1 ]; }
 PYTHONS=()
 for python in "$@"; do
     works "$python" || {
-        echo "$python is no Python that works here" >&2
+        echo "error: $python does not run as a Python interpreter. Use the path of a Python interpreter." >&2
         exit 2
     }
     PYTHONS+=("$python")
@@ -39,7 +39,11 @@ if ((!$#)); then
                 break
             fi
         done
-        if [ -n "$found" ]; then PYTHONS+=("$found"); else echo "NOT TESTED: Python $version not found"; fi
+        if [ -n "$found" ]; then
+            PYTHONS+=("$found")
+        else
+            echo "warning: Python $version was not found, so it is not tested. Install it, or pass its path."
+        fi
     done
 fi
 
@@ -51,7 +55,7 @@ test_with() { # PYTHON, FOLDER for its environment, numpy
     "$2/bin/python" -m pytest -q -p no:cacheprovider -k "not verl_combines" "${TESTS[@]}"
 }
 
-# All at once; what each prints is shown together.
+# All environments run at the same time. The output of each environment is shown together.
 jobs=()
 numpy=numpy==1.26.0
 for number in "${!PYTHONS[@]}"; do

@@ -116,7 +116,7 @@ def test_the_estimator_of_the_contributors_page_works(monkeypatch):
     listed = ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weighted_sum,scale_by_iqr]")
     for contradicted in ("actor_rollout_ref.rollout.n=1", "algorithm.norm_adv_by_std_in_grpo=False"):
         assert says(judge(compose(*listed, contradicted)).errors, contradicted)
-    assert judge(compose(*listed)).errors == ()
+    assert judge(compose(*listed)).errors == []
 
 
 def test_the_page_of_metrics_has_the_names_that_a_run_logs():
@@ -125,8 +125,8 @@ def test_the_page_of_metrics_has_the_names_that_a_run_logs():
     logged = set(metrics_of("gdpo", [2.0, 1.0], ["a", "a"], config=config, components=columns))
     for name in ("dgpo", "hadw"):
         logged |= set(metrics_of(name, [1.0, 0.0], ["a", "a"], config={}))
-    told = TEXTS[Path("docs/pages/metrics.md")]
-    cells = re.findall(r"^\| (`[^|]+) \|", told, re.MULTILINE)
+    page = TEXTS[Path("docs/pages/metrics.md")]
+    cells = re.findall(r"^\| (`[^|]+) \|", page, re.MULTILINE)
     names = [name for cell in cells for name in re.findall("`([^`]+)`", cell)]
     either = [re.sub(r"\{([^}]+)\}", lambda braces: f"({braces[1].replace(',', '|')})", name) for name in names]
     patterns = [name.replace("<key>", "[^/]+") for name in either]

@@ -181,7 +181,7 @@ def test_a_list_passes_the_check_of_a_run(title):
     keys = algorithm.get("rewards", {}).get("keys")
     overrides = [f"+algorithm.rewards.keys=[{','.join(keys)}]"] if keys else []
     verdict = judge(configuration("algorithm.adv_estimator=compose", f"+algorithm.compose.steps={flow}", *overrides))
-    assert verdict.errors == ()
+    assert verdict.errors == []
 
 
 MORE_LISTS = {
@@ -201,8 +201,8 @@ def test_the_trial_sees_the_effect_of_any_number_of_weights(title, count):
     ]
     rewards = {"keys": [f"r{number}" for number in range(count)], "weights": [1.0, 0.5, 2.0, 1.0, 0.7, 0.3][:count]}
     settings = Settings.parse({"compose": {"steps": steps}, "rewards": rewards})
-    told = [NO_EFFECT] if title == "RVPO" and count > 1 else []
-    assert [*try_out("compose", settings)] == told
+    messages = [NO_EFFECT] if title == "RVPO" and count > 1 else []
+    assert [*try_out("compose", settings)] == messages
 
 
 # Whole numbers of sixteenths, at least two responses to a prompt: float32 is exact, and no group is single.

@@ -11,15 +11,15 @@ from verl_ext.errors import ConfigurationError
 from verl_ext.registry import ESTIMATORS, changed, sections
 
 
-@pytest.mark.parametrize(("source", "told"), [("raise RuntimeError('on purpose')", "on purpose"), ("", "'broken'")])
-def test_one_that_cannot_be_loaded_is_an_error_for_its_own_run_only(source, told, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("source", "words"), [("raise RuntimeError('on purpose')", "on purpose"), ("", "'broken'")])
+def test_one_that_cannot_be_loaded_is_an_error_for_its_own_run_only(source, words, tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "broken", raising=False)
     monkeypatch.setitem(ESTIMATORS, "broken", "broken")
     assert {"gdpo", "hadw", "rewards"} < set(sections())
     assert build("gdpo", Settings.parse({"gdpo": {"whiten": "token"}})).steps
-    with pytest.raises(ConfigurationError, match=facts(told)):
+    with pytest.raises(ConfigurationError, match=facts(words)):
         build("broken", Settings())
 
 

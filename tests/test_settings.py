@@ -99,7 +99,7 @@ def test_verls_names_name_the_same_rewards() -> None:
             ({"rewards": {"keys": ["a"], "weights": weights}}, ("algorithm.rewards.weights",))
             for weights in (1.0, [1e300], [0], [1, 2])
         ),
-        ({"rewards": {"weights": [1.0]}}, ("1 reward weights", "0 reward keys")),
+        ({"rewards": {"weights": [1.0]}}, ("algorithm.rewards.weights=[1.0]", "algorithm.rewards.keys=[]")),
         ({"rewards": {"token_scores": True}}, ("token_scores", "algorithm.rewards.keys")),
         ({"rewards": {"keys": ["a"], "per_turn": ["a"], "token_scores": True}}, ("token_scores",)),
         ({"rewards": {"keys": ["a"], "turn_discount": 0.9}}, ("turn_discount",)),

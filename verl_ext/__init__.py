@@ -9,6 +9,7 @@ Importing this package imports neither verl nor ray nor torch: every name below 
 """
 
 import importlib
+import sys
 from typing import Any
 
 __version__ = "0.3.0"
@@ -40,7 +41,8 @@ __all__ = ["__version__", *sorted(_HOMES)]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'verl_ext' has no attribute {name!r}")
+        message = f"module 'verl_ext' has no attribute {name!r}"
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])  # with these, Python suggests a name
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

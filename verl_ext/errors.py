@@ -1,9 +1,9 @@
 """The exceptions of the package. They share one base class, and each is also the standard type that fits."""
 
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class VerlExtError(Exception):
@@ -15,7 +15,14 @@ class ConfigurationError(VerlExtError, ValueError):
 
 
 class DataError(VerlExtError, ValueError):
-    """A batch, a reward component or a ground truth is invalid."""
+    """A batch, a reward component or a ground truth is invalid.
+
+    `label` is the uid of the response or prompt that the error is about, if it is about one.
+    """
+
+    def __init__(self, *args: object, label: Hashable = None) -> None:
+        super().__init__(*args)
+        self.label = label
 
 
 class IntegrationError(VerlExtError, RuntimeError):
@@ -27,25 +34,35 @@ class CheckpointError(VerlExtError, RuntimeError):
 
 
 class Finding(NamedTuple):
-    """What a rule has against a configuration."""
+    """One result of checking a configuration or a reward function.
 
+    >>> print(Finding("error", "rollout.n=1: the advantage of a single response is 0.", "Set rollout.n=8."))
+    rollout.n=1: the advantage of a single response is 0. Set rollout.n=8.
+    """
+
+    severity: Literal["error", "warning", "note"]
+    """`error`: the run is rejected. `warning`: the run probably does not do what was meant. `note`: worth a look."""
     text: str
-    """What is wrong, what is valid, and the line to change."""
-    fatal: bool = True
-    """Whether the run is refused; False: a warning."""
+    """What is wrong, with the setting and its value, and why, in full sentences."""
+    fix: str
+    """What to do, in full sentences that name the line to change."""
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.fix}".rstrip()
 
 
 @contextmanager
-def reading(place: object, kind: type[VerlExtError] = DataError, done: str = "read") -> Iterator[None]:
-    """Turn what goes wrong with a user's file, which may hold anything, into an error that names the place.
+def reading(place: object, kind: type[VerlExtError] = DataError, done: str = "read", fix: str = "") -> Iterator[None]:
+    """Turn any exception that a user's file or code causes into an error that names the place.
 
-    A KeyError of this package's own code passes: it is no mistake of the file.
+    `fix` is a sentence that says what to do. A KeyError of verl_ext's own code is raised as it is, because it is a bug
+    and not a mistake in the file.
 
     >>> with reading("a.txt:3"):
     ...     int("x")
     Traceback (most recent call last):
     ...
-    verl_ext.errors.DataError: a.txt:3 cannot be read: ValueError: invalid literal for int() with base 10: 'x'
+    verl_ext.errors.DataError: a.txt:3 cannot be read (ValueError: invalid literal for int() with base 10: 'x').
     """
     try:
         yield
@@ -56,7 +73,8 @@ def reading(place: object, kind: type[VerlExtError] = DataError, done: str = "re
         if isinstance(error, KeyError) and frames[-1].startswith("verl_ext"):
             raise
         text = " ".join(str(error).split())[:500]
-        raise kind(f"{place} cannot be {done}: {type(error).__name__}: {text}") from error
+        message = f"{place} cannot be {done} ({type(error).__name__}: {text}). {fix}"
+        raise kind(message.rstrip()) from error
 
 
 def listed(names: Iterable[object]) -> str:
@@ -71,19 +89,24 @@ def listed(names: Iterable[object]) -> str:
 
 
 def unknown(what: str, found: object, valid: Iterable[object]) -> str:
-    """A message for an unknown name, with the nearest valid one.
+    """Return two sentences about an invalid name, with the nearest valid one.
+
+    The first letter is lower case and the final period is missing, because callers embed the text in their messages.
 
     >>> unknown("estimator", "gdop", ["gdpo", "grpo"])
-    "unknown estimator 'gdop' (did you mean 'gdpo'?); valid: 'gdpo', 'grpo'"
+    "the estimator 'gdop' is not valid (did you mean 'gdpo'?). Use one of 'gdpo', 'grpo'"
+    >>> unknown("setting", "limit", [])
+    "the setting 'limit' is not valid. No setting is valid here"
     """
     names = [str(name) for name in valid]
     near = nearest(found, names)
     hint = f" (did you mean {near!r}?)" if near is not None else ""
-    return f"unknown {what} {str(found)!r}{hint}; valid: {listed(names)}"
+    remedy = f"Use {'one of ' if len(names) > 1 else ''}{listed(names)}" if names else f"No {what} is valid here"
+    return f"the {what} {str(found)!r} is not valid{hint}. {remedy}"
 
 
 def nearest(found: object, valid: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The valid name closest to `found`, ignoring case: first one of the same letters; None if none is close.
+    """Return the valid name closest to `found`, ignoring case, or None if no name is close. Anagrams come first.
 
     >>> nearest("GPDO", ["dgpo", "gdpo", "grpo"])
     'gdpo'

@@ -51,7 +51,7 @@ def _sync(path: Path) -> None:
 
 
 def json_lines(file: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield the record of each line; None for a torn line, which a killed process leaves."""
+    """Yield the record of each line, or None for a truncated line, which a killed process leaves."""
     with file.open("rb") as lines:
         for line in lines:
             try:
@@ -62,14 +62,14 @@ def json_lines(file: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def exit_on_signals() -> None:
-    """End this process at a signal as at an error, with exit status 128 + its number: what is open is closed."""
+    """End this process cleanly at a signal: files and pipes are closed, and the exit status is 128 + the number."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda number, _frame: sys.exit(128 + number))
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-    r"""Print a text; names from files may hold control characters, which are escaped.
+    r"""Print a text. Control characters, which names from files may contain, are escaped.
 
     >>> say("reward \x1b[31m")
     reward \x1b[31m

@@ -1,8 +1,8 @@
-"""The base of all that touches verl: run a function after a module of verl was imported, and wrap what it has.
+"""Change verl: call a function after a module of verl was imported, and wrap functions and classes of that module.
 
-verl imports its plugins in every process, so the plugin itself imports nothing of verl: verl's `core_algos` takes
-0.4 s, a finder on `sys.meta_path` some microseconds. If this verl lacks what a hook needs, the hook logs an error and
-the runs that need it raise; the rest of verl works as before.
+verl imports its plugins in every process, so the plugin does not import modules of verl: verl's `core_algos` takes
+0.4 s, a finder on `sys.meta_path` some microseconds. If the installed verl lacks something that a hook needs, the hook
+logs an error, and the runs that need the hook raise. The rest of verl works as before.
 """
 
 import functools
@@ -26,15 +26,15 @@ logger = logging.getLogger("verl_ext")
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO").upper())
 
 TESTED = ("0.9.0", "0.9.1")
-"""The releases of verl that this package is tested with; the first is the oldest one that has plugins."""
+"""The releases of verl that verl_ext is tested with; the first is the oldest release that has plugins."""
 OURS = "__verl_ext__"
-"""The attribute by which a wrapper of ours is known."""
+"""The attribute that marks a wrapper of verl_ext."""
 TRAINERS = {True: "verl.trainer.ppo.v1.trainer_base", False: "verl.trainer.ppo.ray_trainer"}
-"""The module of the trainer that verl's main starts, by `trainer.use_v1`."""
+"""The module of the trainer that verl's entry point starts, by `trainer.use_v1`."""
 RULES: dict[str, bool] = {}
-"""Rules that rooms and other plugins add: `module:function` of a `RunConfig`, and whether it is for every run of verl.
+"""Rules that subpackages and other plugins add: `module:function` of a `RunConfig`, and whether every run is checked.
 
-One that is not is for the runs with this package, and for `check`."""
+Otherwise the rule is for runs that use verl_ext, and for `check`."""
 
 
 class _AfterImport(MetaPathFinder):
@@ -80,12 +80,12 @@ def after_import(module_name: str, callback: Callable[[ModuleType], None]) -> No
 
 @dataclass
 class Hook:
-    """One entry point into verl, in this process."""
+    """A hook into a module of verl, in this process."""
 
     module: str
     """The hook runs after the import of this module."""
     target: str
-    """`module:function` of this package, called with that module."""
+    """`module:function` of verl_ext, which is called with that module."""
     purpose: str
     state: str = "pending"
     """`pending` until the module is imported, then `holds` or `failed`."""
@@ -97,9 +97,9 @@ class Hook:
             resolve(self.target)(module)
         except Exception as error:
             self.state, self.error = "failed", error
-            message = f"hook into {self.module} ({self.purpose}) failed: {error}"
+            message = f"The hook into {self.module} ({self.purpose}) failed: {error}"
             logger.error("%s", message, exc_info=error)
-            # The log of some processes is not shown.
+            # verl does not show the log of some processes.
             warnings.warn(f"verl_ext: {message}", RuntimeWarning, stacklevel=2)
         else:
             self.state, self.error = "holds", None
@@ -124,18 +124,22 @@ def schedule(*hooks: Hook) -> None:
 
 
 def require(*modules: str) -> None:
-    """Raise if a hook into one of these modules, by default any, failed: training would lack a part of this package."""
+    """Raise if a hook into one of these modules (default: any module) failed, because verl_ext would be incomplete."""
     if failed := [hook for hook in HOOKS if (not modules or hook.module in modules) and hook.state == "failed"]:
         lines = "".join(f"\n  {hook.module} ({hook.purpose}): {hook.error}" for hook in failed)
         raise IntegrationError(
-            f"verl_ext is not fully installed into verl, run `python -m verl_ext doctor` for details:{lines}"
+            "verl_ext is not fully active in this process, because hooks into verl failed. Run "
+            f"`python -m verl_ext doctor` in the same environment for details.{lines}"
         ) from failed[0].error
 
 
 def lacking(what: str) -> IntegrationError:
-    """Return the error for a trainer without a part of this package; raise that of its hook if it has one."""
+    """Return the error for a trainer in which verl_ext is incomplete; raise the error of a hook if one failed."""
     require()
-    return IntegrationError(f"this trainer lacks a part of verl_ext: {what}; run `python -m verl_ext doctor` there")
+    return IntegrationError(
+        f"verl_ext is not fully active in this trainer, because {what}. Run `python -m verl_ext doctor` in the same "
+        "environment."
+    )
 
 
 def require_hooked(module: str) -> None:
@@ -143,31 +147,34 @@ def require_hooked(module: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise IntegrationError(f"{module} cannot be imported: {error}; {versions()}") from error
+        raise IntegrationError(f"{module} cannot be imported ({error}). {versions()}") from error
     require(module)
 
 
 def member(owner: Any, name: str) -> Any:
-    """Return `owner.name`; if this verl has no such name, raise an error with the installed and the tested versions."""
+    """Return `owner.name`. If the installed verl has no such name, raise an error with the tested versions."""
     try:
         return getattr(owner, name)
     except AttributeError as error:
-        raise IntegrationError(f"{_path(owner)} has no {name}; {versions()}") from error
+        raise IntegrationError(f"{_path(owner)} has no {name}, which verl_ext needs. {versions()}") from error
 
 
 def versions() -> str:
-    """Return the installed and the tested versions of verl, for a message."""
-    installed = getattr(sys.modules.get("verl"), "__version__", "?")
-    return f"verl {installed} is installed, verl_ext is tested with {' and '.join(TESTED)}"
+    """Return sentences about the installed and the tested versions of verl, for a message."""
+    installed = getattr(sys.modules.get("verl"), "__version__", "of unknown version")
+    fix = "Install a tested version of verl."
+    if installed in TESTED:
+        fix = "Check whether another plugin in this environment changes verl."
+    return f"verl {installed} is installed, and verl_ext is tested with {' and '.join(TESTED)}. {fix}"
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace `owner.name` by `around(original, ...)` unless that is done; the original is kept as `__wrapped__`.
+    """Replace `owner.name` with `around(original, ...)`, once; the original is kept as `__wrapped__`.
 
-    Raise unless the original's first parameters are those that `around` has after `original`.
+    Raise unless the first parameters of the original are the parameters of `around` after its first.
     """
     original = layer = member(owner, name)
-    while (ours := getattr(layer, OURS, None)) and ours[0] is layer:  # another plugin's may have copied our attributes
+    while (ours := getattr(layer, OURS, None)) and ours[0] is layer:  # another plugin may have copied the attributes
         if ours[1] is around:
             return
         layer = layer.__wrapped__
@@ -182,7 +189,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def replace(owner: Any, name: str, new: Any) -> None:
-    """Put `new` in the place of `owner.name`, and where modules of the same package have imported it from a module."""
+    """Replace `owner.name` with `new`, also in modules of the same package that have imported the name."""
     old = member(owner, name)
     setattr(owner, name, new)
     if isinstance(owner, ModuleType):
@@ -193,13 +200,14 @@ def replace(owner: Any, name: str, new: Any) -> None:
 
 
 def require_parameters(owner: Any, name: str, expected: Sequence[str]) -> None:
-    """Raise unless the first parameters of `owner.name` have these names, or it takes any."""
+    """Raise unless the first parameters of `owner.name` have these names, or it takes any positional parameters."""
     original = member(owner, name)
     names = _positional(original)
     any_name = any(item.kind is item.VAR_POSITIONAL for item in inspect.signature(original).parameters.values())
     if names[: len(expected)] != list(expected) and not any_name:
         raise IntegrationError(
-            f"{_path(owner)}.{name} takes {', '.join(names)}, expected {', '.join(expected)}; {versions()}"
+            f"{_path(owner)}.{name} has the parameters {', '.join(names) or 'none'}, but verl_ext expects "
+            f"{', '.join(expected)}. {versions()}"
         )
 
 
@@ -210,7 +218,7 @@ def _positional(function: Any) -> list[str]:
 
 @functools.cache
 def under(mixin: type, cls: type) -> type:
-    """Return the class with the methods of a mixin before its own, under its own name: always the same for a class."""
+    """Return a subclass of the mixin and the class, with the name of the class: always the same one for a class."""
     if issubclass(cls, mixin):
         return cls
     named = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -218,32 +226,32 @@ def under(mixin: type, cls: type) -> type:
 
 
 def put_over(module: ModuleType, mixin: type) -> None:
-    """Put a mixin over the trainers of a module of `TRAINERS`; the last one that is put there runs first.
+    """Apply a mixin to the trainers of a module of `TRAINERS`; the methods of the last mixin run first.
 
-    Raise unless verl's class has the methods of the mixin, with their parameters.
+    Raise unless verl's class has the methods of the mixin, with the same parameters.
     """
     default = module.__name__ == TRAINERS[True]
     trainer = member(module, "PPOTrainer" if default else "RayPPOTrainer")
     for name, method in inspect.getmembers(mixin, inspect.isfunction):
         require_parameters(trainer, name, _positional(method))
-    if default:  # the function by which verl chooses a class: its own three, and those of other packages
+    if default:  # the function with which verl selects its own trainers and those of other packages
         wrap(module, "get_trainer_cls", lambda original, name: _under_chosen(mixin, original(name)))
     else:
         replace(module, "RayPPOTrainer", under(mixin, trainer))
 
 
 def _under_chosen(mixin: type, chosen: Any) -> Any:
-    """Put a mixin over the class of verl's choice; return a function that somebody registered for it as it is.
+    """Apply a mixin to the class that verl selects; return a function that was registered instead of a class as it is.
 
-    The checks look at the trainer that such a function makes.
+    The checks inspect the trainer that such a function returns.
     """
     return under(mixin, chosen) if isinstance(chosen, type) else chosen
 
 
 def require_passed_on(cls: type, mixin: type, names: Iterable[str]) -> None:
-    """Raise if a class before the mixin overrides one of these methods without calling the one that it overrides.
+    """Raise if a class before the mixin overrides one of these methods without calling the overridden method.
 
-    Log a warning about a method whose code cannot be read.
+    Log a warning if the code of a method cannot be read.
     """
     for base in cls.__mro__[: cls.__mro__.index(mixin)]:
         for name in names:
@@ -252,19 +260,19 @@ def require_passed_on(cls: type, mixin: type, names: Iterable[str]) -> None:
             functions = _functions_in(vars(base)[name])
             if not functions:
                 logger.warning(
-                    "%s.%s is no Python function, so verl_ext cannot check that it calls the method that it "
-                    "overrides. If it does not, verl_ext's part of that method is lost: call super().%s in it",
+                    "%s.%s is not a Python function, so verl_ext cannot check that it calls the method that it "
+                    "overrides. If it does not, verl_ext's code in that method is skipped. Add a call of super().%s.",
                     *(_path(base), name, name),
                 )
             elif not any(_mentions(function.__code__, name) for function in functions):
                 raise IntegrationError(
-                    f"{_path(base)}.{name} does not call the method that it overrides, so the estimator's part of it "
-                    f"would be lost: call super().{name} in it"
+                    f"{_path(base)}.{name} does not call the method that it overrides, so verl_ext's code in that "
+                    f"method would be skipped. Add a call of super().{name}."
                 )
 
 
 def _functions_in(method: Any) -> list[FunctionType]:
-    """Return the Python functions of a method: itself, and those that its decorators or its partial object hold."""
+    """Return the Python functions of a method: the method itself, and functions in its decorators or partial object."""
     functions: list[FunctionType] = []
     seen: dict[int, Any] = {}
     waiting = [method]
@@ -281,7 +289,7 @@ def _functions_in(method: Any) -> list[FunctionType]:
 
 
 def _held_by(item: Any) -> Iterator[Any]:
-    """Yield what a callable object holds: its attributes, the variables of its closure, the parts of a partial."""
+    """Yield the objects in a callable: its attributes, the variables of its closure, the arguments of a partial."""
     yield from getattr(item, "__dict__", {}).values()  # `__wrapped__` of functools.wraps is one of them
     if isinstance(item, functools.partial | functools.partialmethod):
         yield from (item.func, *item.args, *item.keywords.values())
@@ -298,7 +306,7 @@ def _held_by(item: Any) -> Iterator[Any]:
 
 
 def _mentions(code: CodeType, name: str) -> bool:
-    """Return whether a function, or one that is defined in it, uses a name of an attribute."""
+    """Return whether a function, or a function that is defined in it, uses the name of an attribute."""
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return name in code.co_names or any(_mentions(constant, name) for constant in inner)
 

@@ -1,4 +1,7 @@
-"""Who computes by an estimator's name in verl: verl's registry stays as it is, and a name in it is its owner's."""
+"""Find out which package computes an estimator in verl.
+
+verl_ext does not change verl's registry: an estimator that another package registers there takes precedence.
+"""
 
 import importlib
 from collections.abc import Mapping
@@ -10,14 +13,14 @@ CORE = "verl.trainer.ppo.core_algos"
 
 
 def is_ours(name: str) -> bool:
-    """Return whether verl in this process computes with this package by that name."""
+    """Return whether verl_ext computes the estimator of this name in this process."""
     return name in INSTALLED and owner(name) is None
 
 
 def owner(name: str) -> str | None:
-    """Return the module that has registered a name; None without one.
+    """Return the module that has registered an estimator with verl, or None.
 
-    verl's own `gdpo` does not count, because it cannot run on verl's default trainer.
+    verl's own `gdpo` is ignored, because it cannot run on verl's default trainer.
     """
     function = registered().get(name)
     if function is None or (name == "gdpo" and is_verls(function)):
@@ -29,20 +32,20 @@ def owner(name: str) -> str | None:
 
 
 def is_anothers(name: str) -> bool:
-    """Return whether neither verl nor this package has registered the function of a name in verl."""
+    """Return whether another package than verl has registered an estimator of this name with verl."""
     functions = registered()
     return name in functions and not is_verls(functions[name])
 
 
 def is_verls(function: Any) -> bool:
-    """Return whether a function that is registered in verl is verl's own: whether its code is in verl's file.
+    """Return whether the code of a registered function is in verl's file.
 
-    Its `__module__` does not say so, because `functools.wraps` copies that of the function that is wrapped.
+    Its `__module__` may be wrong, because `functools.wraps` copies the module of the wrapped function.
     """
     code = getattr(function, "__code__", None)
     return code is not None and code.co_filename == importlib.import_module(CORE).__file__
 
 
 def registered() -> Mapping[str, Any]:
-    """Return verl's estimators by name; none if this verl has no registry, for which the hook has an error."""
+    """Return verl's estimators by name; empty if this verl has no registry, which the hook reports as an error."""
     return getattr(importlib.import_module(CORE), "ADV_ESTIMATOR_REGISTRY", {})

@@ -4,7 +4,7 @@ An estimator is a row of `verl_ext.rows`, or a module with a function of its nam
 module may also have
 
 - `SECTION`, the dataclass of its settings, which are under `algorithm.<name>`;
-- `PRESET`, what `+verl_ext=<name>` sets beside `algorithm`, the loss of the paper for example;
+- `PRESET`, what `+verl_ext=<name>` sets in addition to `algorithm`, for example the loss of the paper;
 - `rule(settings, select)`, which yields a `Finding` about verl's configuration; `select` reads an entry of it;
 - `bases()`, the estimators that it can build on; its setting `base` names the one in force.
 
@@ -74,7 +74,8 @@ def build(name: str, settings: Settings) -> Chain:
 def load(name: str) -> Estimator:
     """Import the module of an estimator."""
     if name not in ESTIMATORS:
-        raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
+        message = unknown("estimator", name, ESTIMATORS)
+        raise ConfigurationError(f"{message[0].upper()}{message[1:]}.")
     if name in ROWS:
         return _of_row(name)
     try:
@@ -82,8 +83,9 @@ def load(name: str) -> Estimator:
         chain = getattr(module, name)
     except Exception as error:  # a module of another package may raise anything
         raise ConfigurationError(
-            f"the estimator {name!r} cannot be loaded: {type(error).__name__}: {error}; install its package again, or "
-            f"name a module with a function {name!r} in the group {ENTRY_POINT_GROUP}, found {ESTIMATORS[name]}"
+            f"The estimator {name!r} of module {ESTIMATORS[name]} cannot be loaded ({type(error).__name__}: {error}). "
+            f"Install its package again, or register a module with a function {name!r} in the entry-point group "
+            f"{ENTRY_POINT_GROUP}."
         ) from error
     return Estimator(
         chain,
@@ -152,12 +154,12 @@ def entries() -> tuple[str, ...]:
 
 
 def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[Finding]:
-    """Complain about each entry of `algorithm` that looks like one of ours; `known` are verl's.
+    """Report each unknown entry of `algorithm` that resembles a setting of verl_ext; `known` are the entries of verl.
 
-    A name that only resembles one of our settings may be another package's: a warning.
+    The finding is a warning if the name may belong to another package.
 
-    >>> [(complaint.text, complaint.fatal) for complaint in misspelt(["gdop", "lr"])]
-    [('algorithm.gdop is unknown and would be ignored: did you mean algorithm.gdpo?', True)]
+    >>> [finding.severity for finding in misspelt(["gdop", "lr"])]
+    ['error']
     """
     kinds = sections()
     places = {item.name: f"{name}.{item.name}" for name, kind in kinds.items() for item in fields(kind)}
@@ -165,7 +167,13 @@ def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[F
     for key in map(str, names):
         near = None if key in known or places.get(key) == key else nearest(key, places, cutoff=0.75)
         if near is not None:
-            text = f"algorithm.{key} is unknown and would be ignored: did you mean algorithm.{places[near]}?"
             # Short words are near to many: `data` to `dara`, and another package may have a `k`.
             clear = len(near) > 4 or (near != key and sorted(near) == sorted(key))
-            yield Finding(text, fatal=clear and near in (key, places[near]))
+            rejected = clear and near in (key, places[near])
+            unread = "" if rejected else " if no other package reads it"
+            yield Finding(
+                "error" if rejected else "warning",
+                f"algorithm.{key} is not a setting of verl or verl_ext and would be ignored. The nearest setting is "
+                f"algorithm.{places[near]}.",
+                f"Use algorithm.{places[near]} instead, or remove algorithm.{key}{unread}.",
+            )

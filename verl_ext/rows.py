@@ -1,9 +1,9 @@
-"""Estimators that are a list of steps: one row each, whose name is valid wherever an estimator's is.
+"""Estimators that are defined as a list of steps, one row each.
 
-verl's `algorithm.norm_adv_by_std_in_grpo=False` leaves `scale_by_std` out of them. It is refused for `corrgrpo`, `dvao`
-and `liteppo`, which have another division (`divides_by_std`).
+With verl's `algorithm.norm_adv_by_std_in_grpo=False` they omit the step `scale_by_std`. `corrgrpo`, `dvao` and
+`liteppo` reject that setting, because another step divides by a standard deviation (`divides_by_std`).
 
-To add one write a row here. A step that does not exist yet is a class in `verl_ext/core/`.
+To add an estimator, add a row. To add a step, write a class in `verl_ext/core/`.
 """
 
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ from verl_ext.core.chain import Step
 
 @dataclass(frozen=True)
 class Row:
-    """An estimator: its paper, one line, and its steps, whose weights are those of the run."""
+    """An estimator: its paper, a one-line summary, and its steps. The weights of the steps are those of the run."""
 
     paper: str
     line: str
     steps: tuple[Step, ...]
     settings: tuple[str, ...] = ()
-    """Settings of its steps that are those of `algorithm.<name>`, with the steps' values as defaults.
+    """Settings of its steps that are settings of `algorithm.<name>`, with the values of the steps as defaults.
 
-    One that has no default in the step itself must be set."""
+    A setting without a default in the step must be set."""
 
 
 _STD = steps.ScaleByStd(1e-6)
@@ -33,23 +33,23 @@ _GRPO = (steps.WeightedSum(), steps.Center(), _STD)
 ROWS: Mapping[str, Row] = {
     "corrgrpo": Row(
         "CorrGRPO, arXiv 2609.36820",
-        "the centered sum of the rewards, divided by their correlations",
+        "sum of the centered rewards, divided by the square root of their summed correlations",
         (steps.Center(), many.ScaleByCorrelation(), steps.WeightedSum()),
     ),
     "dara": Row(
         "DARA, arXiv 2610.00574",
-        "gdpo, in which a reward that varies in few groups counts more",
+        "gdpo with larger weights for rewards that vary in few groups",
         (steps.Center(), _STD, many.WeightByDensity(), steps.WeightedSum(), _WHITEN),
         ("of", "over"),
     ),
     "dvao": Row(
         "DVAO, arXiv 2605.25604",
-        "the centered sum of the rewards, divided by the sum of their spreads",
+        "sum of the centered rewards, divided by the weighted sum of their standard deviations in the group",
         (steps.Center(), many.ScaleByCommonStd(), steps.WeightedSum()),
     ),
     "fgrpo": Row(
         "F-GRPO, arXiv 2602.06717",
-        "grpo, in which prompts that are mostly solved count less",
+        "grpo with smaller weights for prompts with high mean accuracy",
         (*_GRPO, totals.WeightByFocal()),
         ("gamma",),
     ),
@@ -59,30 +59,34 @@ ROWS: Mapping[str, Row] = {
         (steps.Center(), _STD, steps.DropConflicts(), steps.WeightedSum(), _WHITEN),
         ("conflict", "tau", "over"),
     ),
-    "grpo": Row("GRPO, arXiv 2402.03300", "the base of hadw; `adv_estimator=grpo` is verl's own", _GRPO),
+    "grpo": Row(
+        "GRPO, arXiv 2402.03300", "grpo as the base of hadw (`adv_estimator=grpo` selects verl's implementation)", _GRPO
+    ),
     "liteppo": Row(
         "Lite PPO, arXiv 2508.08221",
-        "the mean of the group, the std of the batch",
+        "reward minus the group mean, divided by the standard deviation over the batch",
         (steps.WeightedSum(), steps.DivideByBatchStd(1e-6), steps.Center()),
     ),
     "maxrl": Row(
         "MaxRL, arXiv 2602.02710",
-        "the centered reward, divided by the mean of the group",
+        "reward minus the group mean, divided by the group mean",
         (steps.WeightedSum(), steps.DivideByMean(), steps.Center()),
         ("epsilon",),
     ),
     "rvpo": Row(
         "RVPO, arXiv 2605.05750",
-        "gdpo with a soft minimum of the rewards in the place of their sum",
+        "gdpo with a soft minimum of the rewards instead of their sum",
         (steps.Center(), _STD, many.SoftMin(), _WHITEN),
         ("k",),
     ),
     "saw": Row(
         "SAW, arXiv 2606.07705",
-        "gdpo with weights that follow the batch: a reward that varies much beside its mean counts more",
+        "gdpo with weights from each batch: rewards with a larger coefficient of variation get more weight",
         (steps.Center(), _STD, steps.WeightByVariation(min_values=()), steps.WeightedSum(), _WHITEN),
         ("min_values",),
     ),
-    "weighted_grpo": Row("GRPO, arXiv 2402.03300", "grpo on the weighted sum of the named rewards", _GRPO),
+    "weighted_grpo": Row(
+        "GRPO, arXiv 2402.03300", "grpo on the weighted sum of the rewards in algorithm.rewards.keys", _GRPO
+    ),
 }
 """By name."""

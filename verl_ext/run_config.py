@@ -1,4 +1,4 @@
-"""The configuration of a run: read verl's objects. The rooms and the rules share it."""
+"""The configuration of a run, read from verl's objects. The subpackages and the rules share it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class RunConfig:
     name: str
     """The estimator."""
     settings: Settings
-    """The settings in force; the defaults if they cannot be read."""
+    """The settings in force, or the defaults if they cannot be read."""
     chain: Chain | None
-    """The steps of the estimator; None if it is not ours, or cannot be built."""
+    """The steps of the estimator, or None if it is not an estimator of verl_ext or cannot be built."""
     config: Any
     """verl's whole configuration."""
 
     @classmethod
     def of(cls, config: Any) -> RunConfig | None:
-        """Return the configuration of a run, its settings not read yet; None without a section `algorithm`.
+        """Return the configuration of a run with unread settings, or None without a section `algorithm`.
 
-        Estimators of this package do not compute for a configuration without that section.
+        Estimators of verl_ext do not compute for a configuration without that section.
         """
         if not (OmegaConf.is_dict(config) and OmegaConf.is_dict(config.get("algorithm"))):
             return None
@@ -47,29 +47,29 @@ class RunConfig:
 
     @property
     def filter(self) -> str | None:
-        """The metric by which verl filters groups; None if it does not."""
+        """The metric by which verl filters groups, or None if verl does not filter."""
         return self.select(f"{FILTER}.metric") if self.select(f"{FILTER}.enable") else None
 
     @property
     def computes(self) -> bool:
-        """Whether this package computes the advantages."""
+        """Whether verl_ext computes the advantages."""
         return is_ours(self.name)
 
     @property
     def ours(self) -> bool:
-        """Whether the run uses this package."""
+        """Whether the run uses verl_ext."""
         return self.computes or self.asked
 
     @property
     def asked(self) -> bool:
-        """Whether a preset, a filter of groups, a scorer or a setting of this package is chosen."""
+        """Whether the configuration selects a preset, group filter, reward function or setting of verl_ext."""
         named = any(self.select(path) for path in (PRESET_NAMES, "algorithm.verl_ext"))
         chosen = self.filter in (ANY_REWARD, ACCURACY_BETWEEN) or own_scorer(self.config) is not None
         return named or chosen or any(set_in(self.config.algorithm))
 
     @property
     def only_validates(self) -> bool:
-        """Whether the run validates once and does not train; verl reads `val_only` with `val_before_train` alone."""
+        """Whether the run validates once without training. verl reads `val_only` only if `val_before_train` is set."""
         return bool(self.select("trainer.val_only") and self.select("trainer.val_before_train"))
 
     @property
@@ -83,7 +83,7 @@ class RunConfig:
 
 
 def set_in(config: Any) -> Iterator[str]:
-    """Yield the sections of this package that a part of a configuration has: readable, and not at their defaults."""
+    """Yield the names of verl_ext's sections in a configuration that are readable and differ from their defaults."""
     for name, kind in sections().items():
         with suppress(ConfigurationError), reading(name, ConfigurationError):
             if Settings.parse({name: resolved(config.get(name))}).of(name, kind) != defaults(kind):
@@ -91,23 +91,23 @@ def set_in(config: Any) -> Iterator[str]:
 
 
 def own_scorer(config: Any) -> str | None:
-    """Return the name of this package's reward module that a configuration names, if it does."""
+    """Return the name of the reward module of verl_ext that a configuration selects, or None."""
     path = str(select(config, f"{FUNCTION}.path"))
     package, _, name = path.removeprefix("pkg://").replace("/", ".").rpartition(".")
     return name if package == rewards.__name__ else None
 
 
 def read_settings(config: Any) -> Settings:
-    """Read the settings of a whole configuration of verl's, without interpolations."""
+    """Read the settings from a complete configuration of verl."""
     loss = select(config, f"{ACTOR}.loss_agg_mode")
     return Settings.parse(_entries_of(config), loss_agg_mode=str(loss or Settings.loss_agg_mode))
 
 
 def require_unchanged(config: Any, name: str, settings: Settings, *, computes: bool) -> None:
-    """Raise if the estimator or an entry of `algorithm` is not the one that a run has read at its start.
+    """Raise if the estimator or an entry of `algorithm` has changed since the start of the run.
 
-    Without `computes`, an estimator of verl's own is in force, which reads verl's settings anew in every step. In that
-    case only the settings of this package are compared.
+    Without `computes` the run uses an estimator of verl, which reads verl's settings again in every step. In that case
+    only the settings of verl_ext are compared.
     """
     compared = entries() if computes else (*COMMON, *VERL_NAMES.values())
     now, before = entries_set(_entries_of(config)), settings.given
@@ -117,13 +117,13 @@ def require_unchanged(config: Any, name: str, settings: Settings, *, computes: b
             found += _differences(before.get(entry), now.get(entry), f"algorithm.{entry}")
     if found:
         raise ConfigurationError(
-            f"{'; '.join(found)}. The settings of the advantages, such as the weights of the rewards, are fixed for a "
-            "run, which reads them at its start. Set them before the start. To change them, restart with the new values"
+            f"{', and '.join(found)}. A run reads the settings of the advantages, such as the weights of the rewards, "
+            "only at its start. Set these settings before the start. To change them, start a new run."
         )
 
 
 def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
-    """Say which entries below a path differ, with both values; None is one that is not set."""
+    """Describe the entries below a path that differ, with both values. None stands for an entry that is not set."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in {**before, **now}:
             yield from _differences(before.get(name), now.get(name), f"{path}.{name}")
@@ -132,11 +132,11 @@ def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
 
 
 def _entries_of(config: Any) -> dict[str, Any]:
-    """Read the entries of `algorithm` that are this package's, as plain data."""
+    """Read verl_ext's entries of `algorithm` as plain data."""
     algorithm = {}
-    present = {*config.algorithm}  # to ask OmegaConf for an entry that is not there takes long
+    present = {*config.algorithm}  # OmegaConf is slow at looking up a missing entry
     for name in entries():
-        if name in present and not is_anothers(name):  # else a section of its owner's
+        if name in present and not is_anothers(name):  # otherwise another package reads the section
             with reading(f"algorithm.{name}", ConfigurationError):
                 algorithm[name] = resolved(config.algorithm.get(name))
     return algorithm
@@ -148,7 +148,7 @@ def resolved(value: Any) -> Any:
 
 
 def select(config: Any, path: str) -> Any:
-    """Return an entry of a configuration; None if there is none, or only the trainer's process can resolve it."""
+    """Return an entry of a configuration, or None if it is missing or only the trainer's process can resolve it."""
     with reading(path, ConfigurationError):
         return OmegaConf.select(config, path, throw_on_resolution_failure=False)
 

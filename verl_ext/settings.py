@@ -1,6 +1,6 @@
-"""The settings under `algorithm:` in verl's YAML: one frozen dataclass per section.
+"""The settings under `algorithm:` in verl's configuration, one frozen dataclass per section.
 
-`rewards` and `verl_ext` are here. The section of each estimator is in the estimator's file.
+The sections `rewards` and `verl_ext` are here. The section of each estimator is in the estimator's file.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any, Literal, TypeVar
 
 from verl_ext.core.batch import SCORE, Condition
 from verl_ext.core.typed import LARGEST_WEIGHT, bounded, make, value_of
-from verl_ext.errors import ConfigurationError, listed
+from verl_ext.errors import ConfigurationError, listed, nearest
 
 VERL_NAMES: Mapping[str, str] = {"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"}
-"""Settings of `algorithm.rewards` to the settings of verl under `algorithm` that mean the same."""
+"""Maps settings of `algorithm.rewards` to verl's equivalent settings under `algorithm`."""
 ACCURACY = "acc"
-"""The component that is the accuracy unless a setting names another."""
+"""The component that is used as the accuracy by default."""
 ANY_REWARD = "any_reward"
-"""The metric of `algorithm.filter_groups` that keeps a group whose rewards do not cancel in the estimator."""
+"""The metric of `algorithm.filter_groups` that keeps every group with a nonzero learning signal."""
 ACCURACY_BETWEEN = "accuracy_between"
 """The metric that keeps a group whose mean accuracy lies between two bounds."""
 T = TypeVar("T")
@@ -29,81 +29,103 @@ class RewardsSettings:
     """`algorithm.rewards`: which reward components are used, and how."""
 
     keys: tuple[str, ...] | None = None
-    """Names of the components; null: the trainer's score, with everything that the reward manager adds to it."""
+    """Names of the reward components to use. null: the trainer's score, including everything that the reward manager
+    adds to it."""
     weights: tuple[float, ...] | None = bounded(None, low=-LARGEST_WEIGHT, high=LARGEST_WEIGHT)
-    """One weight per key; null: 1 each."""
+    """One weight per key. null: every weight is 1."""
     accuracy_key: str | None = None
-    """The component that is the accuracy; null: `acc` if the reward function returns it, else a single key, else the
-    `score` that the function returns, else the trainer's score."""
+    """Component used as the accuracy. null: the first of these that exists: `acc`, a single key, the reward function's
+    `score`, the trainer's score."""
     accuracy_threshold: float | None = None
-    """Values above it count as right; null: the values are an accuracy in [0, 1] already."""
+    """Values above this threshold count as correct. null: the component is already an accuracy in [0, 1]."""
     per_turn: tuple[str, ...] | None = None
-    """Those of the keys that have an entry for each turn of a response, as `verl_ext.per_turn([...])` returns them."""
+    """Keys of rewards with one number per turn of a response, returned as `verl_ext.per_turn([...])`."""
     rubrics: tuple[str, ...] | None = None
-    """Those of the keys that are lists of criteria, a number for each, as `verl_ext.rubric([...])` returns them."""
+    """Keys of rewards that are rubrics, with one number per criterion, returned as `verl_ext.rubric([...])`."""
     turn_discount: float = bounded(1.0, low=0.0, high=1.0)
-    """What a reward counts one turn before it is earned."""
+    """Discount factor per turn of the returns."""
     conditions: Mapping[str, Condition] | None = None
-    """`{easy: {reward: hard, at_least: 1.0}}`: `easy` counts only where `hard` reached the threshold."""
+    """Conditioned rewards. With `{easy: {reward: hard, at_least: 1.0}}`, `easy` counts only where `hard` is at least
+    1.0."""
     token_scores: bool = False
-    """Whether the trainer writes each reward into the batch as `token_level_scores_<key>`, for code of yours."""
+    """Whether the trainer writes each reward into the batch as `token_level_scores_<key>`, for use in custom code."""
     rejected: Literal["keep", "exclude"] = "keep"
-    """`keep`: responses that rollout correction rejected count in means, spreads and the accuracy; else they do not."""
+    """Responses that rollout correction rejected: `keep` includes them in means, standard deviations and the accuracy,
+    `exclude` does not."""
     log: Literal["all", "keys", "none"] | None = None
-    """Which rewards have metrics: all that the reward function returns, or those of `keys`; null: `all` with an
-    estimator of this package, `keys` with one of verl's."""
+    """Rewards to log: `all` that the reward function returns, those in `keys`, or `none`. null: `all` with an estimator
+    of verl_ext, `keys` with one of verl."""
     accuracy_between: tuple[float, ...] | None = bounded(None, low=0.0, high=1.0)
-    """The least and the largest mean accuracy of a group that `filter_groups.metric=accuracy_between` keeps."""
+    """Lower and upper bound of a group's mean accuracy for `filter_groups.metric=accuracy_between`."""
 
     def __post_init__(self) -> None:
         where, keys = "algorithm.rewards", self.keys or ()
         if self.keys is not None and (not keys or len(set(keys)) != len(keys)):
             raise ConfigurationError(
-                f"{where}.keys must name at least one reward, each once, found {list(keys)}: write "
-                f"'{where}.keys=[format,correctness]'"
+                f"{where}.keys must name at least one reward, and each reward only once, found {list(keys)}. Set "
+                f"'{where}.keys=[format,correctness]', for example."
             )
         if self.weights is not None and len(self.weights) != len(keys):
+            remedy = "Set one weight per key." if keys else f"Set {where}.keys, or remove {where}.weights."
             raise ConfigurationError(
-                f"{len(self.weights)} reward weights for {len(keys)} reward keys: "
-                f"{where}.weights={list(self.weights)}, {where}.keys={list(keys)}; give one weight per key"
+                f"{where}.weights={list(self.weights)} and {where}.keys={list(keys)} differ in length. {remedy}"
             )
         if self.weights is not None and not any(self.weights):
             raise ConfigurationError(
-                f"{where}.weights={list(self.weights)} are all 0, and so would be every advantage: give at least one "
-                "reward a weight"
+                f"{where}.weights={list(self.weights)} are all 0, so that every advantage would be 0. Set at least one "
+                "weight to a nonzero value."
             )
         per_turn, on = set(self.per_turn or ()), {needed.reward for needed in (self.conditions or {}).values()}
         rubrics, conditioned = set(self.rubrics or ()), on.union(self.conditions or ())
         for setting, names in {"per_turn": per_turn, "rubrics": rubrics, "conditions": conditioned}.items():
             if missing := names - set(keys):
+                near = nearest(min(missing), keys)
+                hint = f" (did you mean {near!r}?)" if near is not None else ""
+                weight = f" and a weight to {where}.weights" if self.weights is not None else ""
                 raise ConfigurationError(
-                    f"{where}.{setting} names {listed(missing)}: add it to {where}.keys={list(keys)}"
+                    f"{where}.{setting} names {listed(missing)}, which is missing in {where}.keys={list(keys)}{hint}. "
+                    f"Add {listed(missing)} to {where}.keys{weight}, or remove it from {where}.{setting}."
                 )
         if other := (on & per_turn) | (conditioned & rubrics):
             raise ConfigurationError(
-                f"{where}.conditions name {listed(other)}, of {where}.per_turn or rubrics: name "
-                "rewards that are numbers"
+                f"{where}.conditions names {listed(other)}, which {where}.per_turn or {where}.rubrics names as well. A "
+                f"condition needs one number per response. Remove {listed(other)} from {where}.conditions."
             )
-        lists = per_turn | rubrics
-        clashes = {"per_turn": per_turn and rubrics, "accuracy_key": {self.accuracy_key} & rubrics}
-        clashes["token_scores"] = lists if self.token_scores else set()
-        if wrong := [setting for setting, clash in clashes.items() if clash]:
+        if per_turn and rubrics:
             raise ConfigurationError(
-                f"{where}.{wrong[0]} does not work with the rewards {listed(lists)}, which are lists: remove one"
+                f"{where}.per_turn={sorted(per_turn)} and {where}.rubrics={sorted(rubrics)} cannot be combined. Remove "
+                "one of the two settings."
+            )
+        if self.accuracy_key in rubrics:
+            raise ConfigurationError(
+                f"{where}.accuracy_key={self.accuracy_key!r} is a rubric, but the accuracy must be one number per "
+                f"response. Set {where}.accuracy_key to another reward."
+            )
+        if self.token_scores and (per_turn or rubrics):
+            setting = "per_turn" if per_turn else "rubrics"
+            raise ConfigurationError(
+                f"{where}.token_scores=True writes one number per response, so it does not support "
+                f"{listed(per_turn | rubrics)} of {where}.{setting}. Set {where}.token_scores=False."
             )
         if self.turn_discount != 1 and not self.per_turn:
-            raise ConfigurationError(f"{where}.turn_discount has no effect without {where}.per_turn: remove it")
+            raise ConfigurationError(
+                f"{where}.turn_discount={self.turn_discount:g} has no effect without {where}.per_turn. Remove "
+                f"{where}.turn_discount, or set {where}.per_turn."
+            )
         bounds = self.accuracy_between
         if bounds is not None and (len(bounds) != 2 or bounds[0] >= bounds[1]):
             raise ConfigurationError(
-                f"{where}.accuracy_between must be a lower and an upper bound, found {list(bounds)}: write "
-                f"'{where}.accuracy_between=[0.05,0.95]'"
+                f"{where}.accuracy_between must be a lower bound and a larger upper bound, found {list(bounds)}. Set "
+                f"'{where}.accuracy_between=[0.05,0.95]', for example."
             )
         if self.token_scores and not keys:
-            raise ConfigurationError(f"{where}.token_scores=True needs '{where}.keys=[...]'")
+            raise ConfigurationError(
+                f"{where}.token_scores=True has no effect without {where}.keys. Set '{where}.keys=[...]', or remove "
+                f"{where}.token_scores."
+            )
 
     def accuracy_in(self, names: Container[str], *, score: str = SCORE) -> str:
-        """The component that is the accuracy, where components of these names exist.
+        """Return the component that is used as the accuracy if components of these names exist.
 
         >>> RewardsSettings().accuracy_in(["acc", "format"]), RewardsSettings().accuracy_in(["format"])
         ('acc', 'score')
@@ -114,25 +136,25 @@ class RewardsSettings:
 
 @dataclass(frozen=True)
 class VerlExtSettings:
-    """`algorithm.verl_ext`: dumps of advantages, and a shorter update."""
+    """`algorithm.verl_ext`: dumps of advantages, and a faster actor update."""
 
     dump_dir: str | None = None
-    """Folder for one parquet file per update, with the rewards, group statistics and advantage of every trajectory.
+    """Folder for one Parquet file per update, with the rewards, group statistics and advantage of every trajectory.
 
-    With an estimator of verl's own, `rewards.keys` must be set."""
+    Estimators of verl also need `rewards.keys`."""
     skip_zero_advantage: bool = False
-    """Whether the actor's update leaves out responses whose advantages are all 0, which have no gradient."""
+    """Whether the actor update skips responses whose advantages are all 0, which contribute no gradient."""
     share_prompts: bool = False
-    """Whether log-probabilities and the actor's update compute each prompt once for all its responses."""
+    """Whether log-probabilities and the actor update compute each prompt once instead of once per response."""
 
 
 COMMON: Mapping[str, type[Any]] = {"rewards": RewardsSettings, "verl_ext": VerlExtSettings}
-"""The sections that all estimators share."""
+"""The sections that apply to all estimators."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All that an estimator reads from the configuration."""
+    """The settings that an estimator reads from the configuration."""
 
     rewards: RewardsSettings = field(default_factory=RewardsSettings)
     verl_ext: VerlExtSettings = field(default_factory=VerlExtSettings)
@@ -145,9 +167,9 @@ class Settings:
     verl_names: bool = False
     """Whether verl's own `algorithm.gdpo_reward_keys` or `gdpo_reward_weights` are set."""
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """The entries of `algorithm` that are set, as JSON can hold them; `of` reads an estimator's section from them.
+    """The entries of `algorithm` that are set, as JSON data. `of` reads an estimator's section from them.
 
-    Not compared, because defaults may be written out: what an estimator's section says is in its chain."""
+    The entries are not compared, because a default may be set explicitly. An estimator's settings are in its chain."""
 
     @classmethod
     def parse(cls, algorithm: Mapping[str, Any], *, loss_agg_mode: str = "token-mean") -> Settings:
@@ -168,7 +190,7 @@ class Settings:
         )
 
     def of(self, name: str, kind: type[T]) -> T:
-        """The section of an estimator, whose dataclass is `kind`; the defaults where nothing is set.
+        """Return the section of an estimator as its dataclass `kind`, with defaults for settings that are not set.
 
         >>> from verl_ext.estimators.gdpo import GdpoSettings
         >>> Settings.parse({"gdpo": {"whiten": "token"}}).of("gdpo", GdpoSettings).whiten
@@ -178,19 +200,19 @@ class Settings:
 
 
 def entries_set(algorithm: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `algorithm` that are set, as `Settings.given` holds them."""
+    """Return the entries of `algorithm` that are set, in the format of `Settings.given`."""
     return {name: _as_json(value) for name, value in algorithm.items() if value is not None}
 
 
 def _as_json(value: Any) -> Any:
-    """Data that JSON can hold."""
+    """Return the value as JSON data."""
     if isinstance(value, Mapping):
         return {str(key): _as_json(item) for key, item in value.items()}
     return [_as_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _with_verl_names(given: Mapping[str, Any]) -> object:
-    """The section `rewards`, with verl's own `gdpo_reward_keys` and `gdpo_reward_weights` as `keys` and `weights`."""
+    """Return the section `rewards`, in which verl's `gdpo_reward_keys` and `gdpo_reward_weights` are included."""
     rewards = given.get("rewards")
     theirs = {ours: given[name] for ours, name in VERL_NAMES.items() if name in given}
     if not theirs or not isinstance(rewards, Mapping | None):
@@ -198,8 +220,8 @@ def _with_verl_names(given: Mapping[str, Any]) -> object:
     for ours, value in theirs.items():
         if rewards and rewards.get(ours) is not None:
             raise ConfigurationError(
-                f"algorithm.rewards.{ours}={rewards[ours]} and algorithm.{VERL_NAMES[ours]}={value} are both set: "
-                "they mean the same, remove one"
+                f"algorithm.rewards.{ours}={rewards[ours]} and algorithm.{VERL_NAMES[ours]}={value} are both set, but "
+                "they mean the same. Remove one of the two."
             )
     return {**(rewards or {}), **theirs}
 

@@ -1,7 +1,9 @@
 """Convert GSM8K for verl: train.parquet and test.parquet, with the gold integer as the ground truth.
 
-python recipes/gsm8k/prepare_data.py                                  # openai/gsm8k on the Hugging Face hub
-python recipes/gsm8k/prepare_data.py --local_dataset_path ~/gsm8k     # a clone of it, or a folder with its files
+python recipes/gsm8k/prepare_data.py                                # from the Hugging Face Hub
+python recipes/gsm8k/prepare_data.py --local_dataset_path ~/gsm8k   # a clone, or a folder with its files
+
+A row is invalid if its gold answer is not an integer.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ SYSTEM = (
 
 
 def make_row(record: Record, index: int, split: str) -> Row:
-    """The question with our system prompt, and the gold answer."""
+    """Return a row with the question, the system prompt of this recipe, and the gold answer."""
     solution = text(record, "answer")
     if "####" not in solution:
-        raise DataError(f"'answer' has no '####' before its result, found {solution[-200:]!r}")
+        raise DataError(f"column 'answer' must have '####' before the result, found {solution[-200:]!r}")
     gold = check_ground_truth(solution, f"row {index} of {HUB!r}")
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text(record, "question")}]
     return row(source=HUB, prompt=messages, truth=gold, split=split, index=index)

@@ -1,10 +1,10 @@
 r"""Convert MATH (for training) and MATH-500 (for validation) for verl: train.parquet and math500.parquet.
 
-    python recipes/math/prepare_data.py                                   # from the Hugging Face hub
+    python recipes/math/prepare_data.py                                   # from the Hugging Face Hub
     python recipes/math/prepare_data.py --local_dataset_path ~/maths      # a folder with both, or with clones of both
 
-The ground truth is the content of the last \boxed{...} of a solution. A row is bad if the scorer rejects its ground
-truth.
+The ground truth is the content of the last \boxed{...} of a solution. A row is invalid if the reward function rejects
+its ground truth.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ LEVELS = (1, 2, 3, 4, 5)
 
 
 def math_row(record: Record, index: int) -> Row:
-    r"""A row of MATH. The answer is in the last \boxed{} of the solution."""
+    r"""Return a row of MATH. The answer is in the last \boxed{} of the solution."""
     solution = text(record, "solution")
     if not last_boxed(solution):
-        raise DataError(r"'solution' has no complete \boxed{...} with content")
+        raise DataError(r"column 'solution' must contain a complete, non-empty \boxed{...}")
     return _row(record, solution, MATH, "train", index)
 
 
 def math500_row(record: Record, index: int) -> Row:
-    """A row of MATH-500, which has a column with the answer."""
+    """Return a row of MATH-500, which has a column with the answer."""
     return _row(record, text(record, "answer"), MATH500, "math500", index)
 
 
@@ -46,11 +46,11 @@ def _row(record: Record, answer: str, source: str, split: str, index: int) -> Ro
 
 
 def level_of(record: Record) -> int:
-    """The difficulty, 1 to 5: MATH has "Level 5", MATH-500 has 5; MATH's "Level ?" is 0."""
+    """Return the difficulty, 1 to 5. MATH has "Level 5" and MATH-500 has 5. MATH's "Level ?" is 0."""
     level = record["level"]
     match = re.fullmatch(r"(?:Level )?([1-5?])", str(level))
     if match is None:
-        raise DataError(f"'level' is {level!r}; expected 'Level 1' to 'Level 5'")
+        raise DataError(f"column 'level' must be 'Level 1' to 'Level 5', found {level!r}")
     return 0 if match[1] == "?" else int(match[1])
 
 
@@ -91,10 +91,10 @@ def plan(levels: Collection[int]) -> Plan:
 
 
 def options() -> argparse.Namespace:
-    """The options of every recipe, and the levels."""
+    """Return the options of every recipe, and the levels."""
     made = parser(__doc__, "data/math")
     made.add_argument(
-        "--levels", type=int, nargs="+", choices=LEVELS, default=LEVELS, help="levels of MATH; default: all"
+        "--levels", type=int, nargs="+", choices=LEVELS, default=LEVELS, help="levels of MATH to include (default: all)"
     )
     return made.parse_args()
 

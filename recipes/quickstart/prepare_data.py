@@ -1,12 +1,12 @@
-"""Make the quickstart's model and data in data/quickstart: a minute on one core.
+"""Generate the quickstart's model and data in data/quickstart. This takes a minute on one core.
 
     python recipes/quickstart/prepare_data.py
 
-The task is tool calling with made-up tools, answered as in ToolRL's `rlla` data. A question offers two tools, and its
-words name one of them and two values; one call answers it. The model, of 200 thousand parameters, first imitates
-answers of which 20 % are right, 40 % have a wrong call in the right format, and 40 % have the right call in a wrong
-format. So the two rewards conflict at first, and the larger one, correctness from -3 to 3, can drown the smaller one,
-format 0 or 1.
+The task is tool calling with synthetic tools, in the format of ToolRL's `rlla` data. A prompt offers two tools and
+names one of them and two values, and the correct response is one call. The model has 200 thousand parameters and is
+first trained with supervision on responses of which 20% are correct, 40% have an incorrect call in the correct format,
+and 40% have the correct call in an incorrect format. So the two rewards conflict at first, and the larger reward
+(correctness, -3 to 3) can dominate the smaller reward (format, 0 or 1).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from tqdm import tqdm
 
 RIGHT, WRONG_CALL = 0.2, 0.4
-"""Shares of the answers to imitate; the rest are wrong in their format."""
+"""Fractions of the responses in the supervised training. The rest have an incorrect format."""
 TOOLS: dict[str, tuple[str, str]] = {
     "timer": ("minutes", "label"),
     "play": ("volume", "song"),
@@ -37,14 +37,14 @@ TOOLS: dict[str, tuple[str, str]] = {
     "book": ("seats", "place"),
     "search": ("limit", "topic"),
 }
-"""Name to parameters: the first takes a number, the second a word."""
+"""Maps names to parameters. The first parameter takes a number, the second takes a word."""
 NUMBERS = range(1, 10)
 VALUES = ("tea", "jazz", "hall", "anna", "rome", "music", "lunch", "garden", "train", "news")
 
 
 @dataclass(frozen=True)
 class Example:
-    """A question, its ground truth, and an answer to imitate, which may be wrong."""
+    """A prompt, its ground truth, and a response for the supervised training, which may be incorrect."""
 
     messages: Sequence[dict[str, str]]
     ground_truth: str
@@ -61,18 +61,18 @@ class Call:
 
     @property
     def text(self) -> str:
-        """The call as one line of JSON."""
+        """Return the call as one line of JSON."""
         first, second = TOOLS[self.name]
         return json.dumps({"name": self.name, "parameters": {first: self.number, second: self.word}})
 
 
 def answer(call: str, thought: str) -> str:
-    """An answer in the right format."""
+    """Return a response in the correct format."""
     return f"<think>{thought}</think>\n<tool_call>\n{call}\n</tool_call>"
 
 
 def draw(rng: random.Random) -> Example:
-    """Draw a question with its ground truth and an answer that may be wrong in one respect."""
+    """Sample a prompt with its ground truth and a response that may be incorrect in one respect."""
     name, other = rng.sample(sorted(TOOLS), 2)
     call = Call(name, rng.choice(NUMBERS), rng.choice(VALUES))
     offered = [name, other] if rng.random() < 0.5 else [other, name]
@@ -90,7 +90,7 @@ def draw(rng: random.Random) -> Example:
 
 
 def wrong_call(call: Call, other: str, rng: random.Random) -> str:
-    """Return a call of the other tool, with another number, with a wrong key, or one that is no JSON."""
+    """Return a call of the other tool, with another number, with an incorrect key, or with invalid JSON."""
     kind = rng.randrange(4)
     if kind == 0:
         return replace(call, name=other).text
@@ -100,8 +100,8 @@ def wrong_call(call: Call, other: str, rng: random.Random) -> str:
 
 
 WRONG_FORMATS: tuple[Callable[[str], str], ...] = (
-    lambda text: text.partition("</think>\n")[2],  # no thought
-    lambda text: text.replace("</think>\n", "</think>"),  # no line for the call
+    lambda text: text.partition("</think>\n")[2],  # no <think> block
+    lambda text: text.replace("</think>\n", "</think>"),  # no line break before the call
     lambda text: text.replace("</think>\n", "</think>\n\n"),
     lambda text: text + "\nok",
 )
@@ -114,7 +114,7 @@ WORDS = (
     *(name for names in TOOLS.values() for name in names),
     *VALUES,
 )
-"""One token each, beside one token a character."""
+"""Words with one token each, in addition to one token per character."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<s>' + message['content'] + '</s>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<s>' }}{% endif %}"
@@ -122,10 +122,10 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(words: Sequence[str] = WORDS) -> Any:
-    """Make `<pad>`, `<s>`, `</s>`, `<unk>`, the characters and the words: a Qwen2 tokenizer without merges.
+    """Make a Qwen2 tokenizer without merges from `<pad>`, `<s>`, `</s>`, `<unk>`, the characters and the words.
 
-    It is byte-level, because transformers always loads a Qwen2 model's tokenizer as such. The words are not special
-    tokens: verl drops those when it decodes answers for scoring.
+    The tokenizer is byte-level, because transformers always loads the tokenizer of a Qwen2 model as byte-level. The
+    words are not special tokens, because verl drops special tokens when it decodes responses for scoring.
     """
     from transformers import AddedToken, Qwen2Tokenizer
 
@@ -145,7 +145,7 @@ def make_tokenizer(words: Sequence[str] = WORDS) -> Any:
 
 
 def make_model(tokenizer: Any, *, seed: int = 0, **changes: Any) -> Any:
-    """Make a Qwen2 of three layers, or one with changes."""
+    """Make a Qwen2 model with three layers, or with `changes` of its configuration."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)
@@ -158,7 +158,7 @@ def make_model(tokenizer: Any, *, seed: int = 0, **changes: Any) -> Any:
         "num_key_value_heads": 2,
         "max_position_embeddings": 256,
         "tie_word_embeddings": True,
-        "initializer_range": 0.1,  # with the usual 0.02 so narrow a model learns to copy ten times slower
+        "initializer_range": 0.1,  # with the usual 0.02, such a narrow model learns to copy ten times more slowly
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
@@ -167,20 +167,20 @@ def make_model(tokenizer: Any, *, seed: int = 0, **changes: Any) -> Any:
 
 
 def encode(tokenizer: Any, example: Example) -> tuple[list[int], list[int]]:
-    """Return the tokens of the prompt, as verl's rollout gets it, and of the answer, with its end token."""
+    """Return the tokens of the prompt, as verl's rollout gets it, and of the response with its end token."""
     prompt = tokenizer.apply_chat_template(list(example.messages), add_generation_prompt=True, tokenize=False)
     tokens = tokenizer.encode(example.answer, add_special_tokens=False)
     return tokenizer.encode(prompt, add_special_tokens=False), [*tokens, tokenizer.eos_token_id]
 
 
 def batches(tokenizer: Any, *, seed: int, size: int = 32) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield batches of fresh examples, padded on the right, whose labels are the answers' tokens."""
+    """Yield batches of new examples, padded on the right, whose labels are the tokens of the responses."""
     rng = random.Random(seed)
     while True:
         pairs = [encode(tokenizer, draw(rng)) for _ in range(size)]
         width = max(len(prompt) + len(tokens) for prompt, tokens in pairs)
         input_ids = torch.full((size, width), tokenizer.pad_token_id)
-        labels = torch.full((size, width), -100)  # transformers leaves these out of the loss
+        labels = torch.full((size, width), -100)  # transformers excludes these from the loss
         for row, (prompt, tokens) in enumerate(pairs):
             end = len(prompt) + len(tokens)
             input_ids[row, :end] = torch.tensor(prompt + tokens)
@@ -189,7 +189,7 @@ def batches(tokenizer: Any, *, seed: int, size: int = 32) -> Iterator[dict[str, 
 
 
 def warm_up(model: Any, tokenizer: Any, *, steps: int) -> None:
-    """Train with supervision, at a rate that rises over a tenth of the steps and then falls to 0 as a cosine."""
+    """Train with supervision. The learning rate has a warm-up of a tenth of the steps and a cosine decay to 0."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
     model.train()
@@ -204,7 +204,7 @@ def warm_up(model: Any, tokenizer: Any, *, steps: int) -> None:
 
 
 def rows(count: int, *, split: str) -> list[dict[str, Any]]:
-    """Draw rows in verl's parquet format."""
+    """Sample rows in verl's parquet format."""
     rng = random.Random(f"{split}-0")
     examples = [draw(rng) for _ in range(count)]
     return [
@@ -220,9 +220,9 @@ def rows(count: int, *, split: str) -> list[dict[str, Any]]:
 
 
 def write(folder: Path, *, steps: int = 1200, train_rows: int = 2048, val_rows: int = 128) -> None:
-    """Write model/, train.parquet and val.parquet. They are made in a temporary folder: all are there, or none."""
+    """Write model/, train.parquet and val.parquet. They are made in a temporary folder, so that all or none exist."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # A second thread does not help such small matrices, and one thread gives the same model on every machine.
+    # A second thread does not help with such small matrices, and one thread gives the same model on every machine.
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         tokenizer = make_tokenizer()
@@ -237,15 +237,17 @@ def write(folder: Path, *, steps: int = 1200, train_rows: int = 2048, val_rows: 
 
 
 def main() -> None:
-    """Make the folder, unless it is there."""
+    """Make the folder unless it exists."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("data/quickstart"), help="default: data/quickstart")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("data/quickstart"), help="output folder (default: %(default)s)"
+    )
     folder = parser.parse_args().folder
     if folder.exists():
-        print(f"{folder} is there already; remove it to make it again")
+        print(f"note: {folder} already exists and is kept. Remove the folder to generate it again.")
     else:
         write(folder)
-        print(f"{folder} made")
+        print(f"The model and the data were written to {folder}.")
 
 
 if __name__ == "__main__":

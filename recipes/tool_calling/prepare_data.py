@@ -1,12 +1,12 @@
-"""Convert ToolRL's rlla_4k for verl: train.parquet and test.parquet, with every ground truth checked.
+"""Convert ToolRL's rlla_4k for verl: train.parquet and test.parquet. Every ground truth is checked.
 
-The data come from ToolACE, Hammer and xLAM, and we do not redistribute them: get them with ToolRL.
+The data come from ToolACE, Hammer and xLAM. This repository does not redistribute them. Get them from ToolRL:
 
     git clone https://github.com/qiancheng0/ToolRL
     python recipes/tool_calling/prepare_data.py --local_dataset_path ToolRL
 
 A folder with only `dataset/rlla_4k` works as well. `--raw` reads `dataset/rlla_4k_raw/rlla_rl.json` and makes the split
-of ToolRL's `rlla.py`, in the same order; `extra_info.index` is then the position in that file.
+of ToolRL's `rlla.py`, in the same order. `extra_info.index` is then the position in that file.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ WHERE = "a clone of https://github.com/qiancheng0/ToolRL (dataset/rlla_4k)"
 
 
 def make_row(record: Record, index: int, split: str) -> Row:
-    """A row of rlla_4k, which has verl's columns already.
+    """Return a row of rlla_4k, which already has verl's columns.
 
-    Of `extra_info` it keeps only the index: the rest repeats the prompt and the ground truth, and would be sent
+    Only the index of `extra_info` is kept. The rest repeats the prompt and the ground truth, and verl would send it
     with every response.
     """
     return _row(record["prompt"], record["reward_model"]["ground_truth"], split, index)
 
 
 def raw_row(record: Record, index: int, split: str) -> Row:
-    """A row of rlla_rl.json, which has instruction, input and output as text."""
+    """Return a row of rlla_rl.json, which has instruction, input and output as text."""
     messages = [
         {"role": "system", "content": record["instruction"]},
         {"role": "user", "content": record["input"]},
@@ -61,12 +61,12 @@ def _split(name: str) -> Split:
 
 
 def train_rows(records: int) -> list[int]:
-    """The rows of ToolRL's training split: all but the last 2 % after shuffling."""
+    """Return the rows of ToolRL's training split: all but the last 2% after shuffling."""
     return _shuffled(records)[: records - int(records * TEST_SHARE)]
 
 
 def test_rows(records: int) -> list[int]:
-    """The rows of ToolRL's test split: the last 2 % after shuffling, rounded down."""
+    """Return the rows of ToolRL's test split: the last 2% after shuffling, rounded down."""
     return _shuffled(records)[records - int(records * TEST_SHARE) :]
 
 
@@ -96,12 +96,12 @@ RAW = Plan(
 
 
 def options() -> argparse.Namespace:
-    """The options of every recipe, and --raw."""
+    """Return the options of every recipe, and --raw."""
     made = parser(__doc__, "data/tool_calling")
     made.add_argument(
         "--raw",
         action="store_true",
-        help=f"read rlla_rl.json and split it as ToolRL does: shuffle with seed {SEED}, the last 2 %% are the test",
+        help=f"read rlla_rl.json and split it as ToolRL does: shuffle with seed {SEED}, then take the last 2%% as test",
     )
     return made.parse_args()
 

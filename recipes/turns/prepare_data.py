@@ -1,10 +1,10 @@
-"""Make the model and the data of the task in data/turns: less than a minute on one core.
+"""Generate the model and the data of the task in data/turns. This takes less than a minute on one core.
 
     python recipes/turns/prepare_data.py
 
-A question is one of eight letters. In each turn the model presses a key, `c+` to go on or `c.` to end; the tool answers
-with the next letter, and after the third turn it is over. The model, of 200 thousand parameters, first imitates turns
-of which half press the right key and half go on.
+A prompt is one of eight letters. In each turn the model presses a key: `c+` continues and `c.` ends the session. The
+tool returns the next letter. A session has at most three turns. The model has 200 thousand parameters and is first
+trained with supervision on turns of which half press the correct key and half continue.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from recipes.quickstart.prepare_data import make_model, make_tokenizer
 
 KEYS = "abcdefgh"
 RIGHT, GOES_ON = 0.5, 0.5
-"""Shares of the turns to imitate."""
+"""Fractions of the turns in the supervised training."""
 TURNS = 3
 
 
 def session(rng: random.Random) -> list[tuple[str, bool]]:
-    """Draw a question, turns and the tool's answers, each with whether the model wrote it."""
+    """Sample a prompt, turns and results of the tool, each with whether the model generates it."""
     asked = rng.choice(KEYS)
     parts = [(f"<s>{asked}</s><s>", False)]
     for _ in range(TURNS):
@@ -43,7 +43,7 @@ def session(rng: random.Random) -> list[tuple[str, bool]]:
 
 
 def imitate(model: Any, tokenizer: Any, *, steps: int, size: int = 64) -> None:
-    """Train with supervision on fresh sessions."""
+    """Train with supervision on new sessions."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
     rng = random.Random(0)
@@ -85,5 +85,5 @@ def write(folder: Path, *, steps: int = 400) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("data/turns"), help="default: data/turns")
+    parser.add_argument("--folder", type=Path, default=Path("data/turns"), help="output folder (default: %(default)s)")
     write(parser.parse_args().folder)

@@ -1,4 +1,4 @@
-"""The tool of the task, and how a call is written: `c+` presses the key c and goes on, `c.` ends the answer."""
+"""The tool of the task and the format of its calls: `c+` presses the key c and continues, `c.` ends the session."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ KEYS = "abcdefgh"
 
 @function_tool
 def press(key: str) -> str:
-    """Press a key; the answer is the letter to press next.
+    """Press a key. The result is the letter to press next.
 
     Args:
         key: The letter to press.
     """
-    return f"\n{random.choice(KEYS)}\n"  # the lines part turns from answers of the tool in the text of a response
+    return f"\n{random.choice(KEYS)}\n"  # line breaks separate turns and results of the tool in a response
 
 
 @ToolParser.register("keys")
 class Keys(ToolParser):
-    """Any model with a tool format of its own has a parser in verl, such as `hermes`."""
+    """Parses the calls of this task. For models with their own tool format, verl has parsers such as `hermes`."""
 
     async def extract_tool_calls(self, responses_ids: list[int], tools: Any = None) -> tuple[str, list[FunctionCall]]:
         text = self.tokenizer.decode(responses_ids, skip_special_tokens=True)

@@ -1,17 +1,18 @@
-"""Time the advantage step: verl's estimators against this package's, on the same tensors, in one process.
+"""Time the advantage computation: the estimators of verl and verl_ext on the same tensors in one process.
 
 Masks are int64, as in verl, and bool in a second run. Each round calls every estimator once, in a new random order, so
-that other load on the machine and cold caches after a slow estimator affect all of them equally. The tables show
-medians.
+that other load on the machine and cold caches after a slow estimator affect all estimators equally. The tables show
+medians in milliseconds.
 
-The script marks an estimator of this package with `!` and exits with status 1 if, on int64 masks, it takes over 1 ms
-more than verl's grpo_vectorized where that takes under 5 ms, or is slower where that takes longer. This must hold from
-1024 x 1024. `floor` is the plain torch code at the end of verl's estimators: one
-`scores[:, None] * mask` and one `mask.sum(-1)`. `floor + score` adds one `token_level_rewards.sum(-1)`.
+An estimator of verl_ext is too slow on int64 masks if it takes more than 1 ms longer than verl's grpo_vectorized. If
+grpo_vectorized takes 5 ms or more, an estimator is too slow if it is slower at all. The script marks such an estimator
+with `!` and exits with status 1. The limit applies from 1024 x 1024. `floor` is the plain torch code at the end of
+verl's estimators: one `scores[:, None] * mask` and one `mask.sum(-1)`. `floor + score` adds one
+`token_level_rewards.sum(-1)`.
 
     python scripts/bench/bench_advantage.py                 # every size, both kinds of masks
     python scripts/bench/bench_advantage.py --sizes 1024x1024 16384x1024 --masks int64 --output table.md
-    python scripts/bench/bench_advantage.py --sizes 8192x1024 --masks int64 --turns 10    # rewards by turn
+    python scripts/bench/bench_advantage.py --sizes 8192x1024 --masks int64 --turns 10    # per-turn rewards
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ OVER_TWO = ("gd2po", "gdpo", "saw")
 def algorithm(name: str, turns: int) -> DictConfig:
     """Return the section `algorithm` of a run.
 
-    The estimators of `OVER_TWO` combine two rewards, the others use the score. With rewards per turn all combine both.
+    The estimators of `OVER_TWO` combine two rewards, and the others use the score. With per-turn rewards all estimators
+    combine both rewards.
     """
     keys: dict[str, object] = {"rewards": {"keys": ["correctness", "format"]}} if name in OVER_TWO else {}
     if turns and name in OURS:
@@ -57,9 +59,10 @@ def algorithm(name: str, turns: int) -> DictConfig:
 
 
 def batch(rows: int, length: int, kind: torch.dtype, turns: int) -> dict[str, object]:
-    """Responses of random length in shuffled groups, scored on the last token in the mask; `turns` in each, if not 0.
+    """Return responses of random length in shuffled groups, scored on the last token in the mask.
 
-    The rows of a group share one uid object, as after verl's `DataProto.repeat`.
+    If `turns` is not 0, each response has that many turns. The rows of a group share one uid object, as after verl's
+    `DataProto.repeat`.
     """
     draw = np.random.default_rng(0)
     lengths = draw.integers(length // 8, length + 1, rows)
@@ -81,7 +84,7 @@ def batch(rows: int, length: int, kind: torch.dtype, turns: int) -> dict[str, ob
 
 
 def contenders(given: dict[str, object], turns: int) -> dict[str, Callable[[], object]]:
-    """The functions to time, by name."""
+    """Return the functions to time, by name."""
     from verl.trainer.ppo import core_algos
 
     from verl_ext.integration.advantage import compute
@@ -92,7 +95,7 @@ def contenders(given: dict[str, object], turns: int) -> dict[str, Callable[[], o
 
     rewards, mask, uids = given["token_level_rewards"], given["response_mask"], given["index"]
     scores = torch.rand(len(mask))
-    # verl's gdpo finds the last token of a response from the width of the prompt: use empty prompts.
+    # verl's gdpo finds the last token of a response from the width of the prompt, so the prompts are empty.
     whole = {"prompts": torch.zeros(len(mask), 0), "attention_mask": mask.long()}
     replaced = core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"]
     their_gdpo = getattr(replaced, "replaced", replaced)
@@ -112,7 +115,7 @@ def contenders(given: dict[str, object], turns: int) -> dict[str, Callable[[], o
     components = given["non_tensor_batch"]
 
     def in_a_trainer(name: str) -> Callable[[], object]:
-        """One of ours as a trainer calls it: the settings are read once per run."""
+        """Return an estimator of verl_ext as a trainer calls it: the settings are read once per run."""
         settings = Settings.parse(OmegaConf.to_container(algorithm(name, turns)))
         run = Run(name, settings, build(name, settings))
         function = call(partial(compute, name), name)
@@ -134,7 +137,7 @@ def contenders(given: dict[str, object], turns: int) -> dict[str, Callable[[], o
 
 
 def measure(functions: dict[str, Callable[[], object]], seconds: float, least: int, most: int) -> dict[str, float]:
-    """Median milliseconds of each function. Every round calls each once."""
+    """Return the median time of each function in milliseconds. Every round calls each function once."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         function()
@@ -151,14 +154,14 @@ def measure(functions: dict[str, Callable[[], object]], seconds: float, least: i
 
 
 def too_slow(times: dict[str, float]) -> list[str]:
-    """The estimators of this package that are too slow, from times in milliseconds."""
+    """Return the estimators of verl_ext that are too slow, from times in milliseconds."""
     other = times["verl grpo_vectorized"]
     limit = other + 1.0 if other < 5.0 else other
     return [name for name in OURS if times[name] > limit]
 
 
 def table(masks: str, options: argparse.Namespace) -> tuple[list[str], bool]:
-    """Print a Markdown table line by line; return its lines, and whether an estimator was too slow."""
+    """Print a Markdown table line by line. Return its lines, and whether an estimator was too slow."""
     lines: list[str] = []
     failed = False
     for size in options.sizes:
@@ -178,19 +181,27 @@ def table(masks: str, options: argparse.Namespace) -> tuple[list[str], bool]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="ROWSxLENGTH")
-    parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
-    parser.add_argument("--turns", type=int, default=0, help="of each response, with one of its two rewards by turn")
-    parser.add_argument("--seconds", type=float, default=25.0, help="time for each size")
     parser.add_argument(
-        "--least-rounds", type=int, default=21, help="fewest rounds for each size, however long they take"
+        "--sizes", nargs="+", default=SIZES, metavar="ROWSxLENGTH", help="batch sizes and response lengths to time"
     )
-    parser.add_argument("--rounds", type=int, default=200, help="most rounds for each size")
-    parser.add_argument("--output", type=Path, help="write the tables here as well")
+    parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS, help="types of the response mask")
+    parser.add_argument(
+        "--turns", type=int, default=0, help="number of turns per response, with one per-turn reward (default: none)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=25.0, help="time limit per size in seconds (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--least-rounds", type=int, default=21, help="minimum number of rounds per size (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=200, help="maximum number of rounds per size (default: %(default)s)"
+    )
+    parser.add_argument("--output", type=Path, help="also write the tables to this file")
     options = parser.parse_args()
 
     tables, broken = zip(*(table(masks, options) for masks in options.masks), strict=True)
-    print(f"milliseconds, torch {torch.__version__}, {torch.get_num_threads()} threads, groups of {GROUP}")
+    print(f"Times in milliseconds, torch {torch.__version__}, {torch.get_num_threads()} threads, group size {GROUP}.")
     if options.output is not None:
         options.output.write_text("\n\n".join("\n".join(lines) for lines in tables) + "\n", encoding="utf-8")
     return 1 if any(broken) else 0

@@ -1,8 +1,8 @@
-"""Time what a user waits for before a run begins: the plugin's import, `check`, and the driver before Ray starts.
+"""Time the start of a run: the import of the plugin, `check`, and the driver until verl starts Ray.
 
     python scripts/bench/bench_start.py --repeat 5
 
-Medians over new interpreters. The driver is stopped where verl would start Ray.
+The times are medians over new interpreters, in seconds. The driver is stopped at the point where verl would start Ray.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OVERRIDES = [
 
 
 def printed(code: str, *arguments: str) -> float:
-    """Run Python code in a new interpreter, and return the number that it prints last."""
+    """Run Python code in a new interpreter, and return the last number of its output."""
     command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
@@ -58,16 +58,16 @@ def check() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=5, help="number of measurements (default: %(default)s)")
     options = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     measurements = {
-        "the plugin's import": lambda: printed(PLUGIN),
+        "import of the plugin": lambda: printed(PLUGIN),
         "check": check,
-        "the driver before Ray": lambda: printed(DRIVER, *OVERRIDES),
+        "driver until Ray starts": lambda: printed(DRIVER, *OVERRIDES),
     }
     for name, measure in measurements.items():
-        measure()  # compiles
+        measure()  # compiles the modules
         print(f"{name}: {statistics.median(measure() for _ in range(options.repeat)):.3f} s", flush=True)
 
 

@@ -1,12 +1,13 @@
-r"""Time the actor's update four ways: verl's, without rows of advantage 0, with each prompt once, and with both.
+r"""Time the actor update with four variants: verl, skip_zero_advantage, share_prompts, and both settings.
 
-verl's FSDP2 engine trains on a GPU if there is one, else on the CPU, on each batch in all ways, in turns; times on the
-CPU are seconds of the process. On a GPU verl's own way has torch's build of flash attention and this package's
-log-probabilities, and a fifth way, plain, is verl without flash-attn: padded, with a loop over tokens.
+verl's FSDP2 engine trains on a GPU if there is one, and otherwise on the CPU. It trains on each batch with all variants
+in random order. Times on the CPU are CPU time of the process in seconds. On a GPU the variant `verl` uses torch's build
+of flash attention and the log-probabilities of verl_ext. A fifth variant on the GPU, `plain`, is verl without
+flash-attn: padded, with a loop over tokens.
 
-A batch is drawn, in groups of 8 of which some have no advantage, or has the lengths and the groups of a step that a run
-stored (`trainer.rollout_data_dir`); its tokens are drawn. The goal for the ratio of a time to verl's is the share of
-the tokens that are computed, plus 15 %.
+A batch is random, in groups of 8 of which some have zero variance, or it has the lengths and the groups of a step that
+a run stored (`trainer.rollout_data_dir`). The tokens are random in both cases. The goal for the ratio of a time to
+verl's time is the fraction of the tokens that are computed, plus 15 percentage points.
 
     python scripts/bench/bench_update.py                                # the quickstart's tiny model, two minutes
     python scripts/bench/bench_update.py --model outputs/real/base --tokens 910 \
@@ -45,35 +46,57 @@ WAYS |= {"plain": ()} if GPU else {}
 
 
 class Times(NamedTuple):
-    """The updates of a batch."""
+    """The measurements of the updates on one batch."""
 
     name: str
     live: float
-    """Share of the rows that have an advantage."""
+    """Fraction of the rows with a nonzero advantage."""
     seconds: dict[str, float]
-    """By way."""
+    """Time by variant."""
     tokens: dict[str, float]
-    """By way, the share of the tokens that are computed."""
+    """Fraction of the tokens that are computed, by variant."""
     memory: dict[str, float]
-    """By way, the GB at most during the update: of the process, or of the GPU."""
+    """Peak memory of the process or of the GPU during the update in GB, by variant."""
 
 
 def main(arguments: list[str] | None = None, actor: Actor | None = None) -> list[Times]:
-    """Print a table, by default of an actor that is made, and return its rows."""
+    """Print a table and return its rows. Without an `actor`, create one from the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a folder; the quickstart's model by default")
-    parser.add_argument("--tokens", type=int, default=1024, help="of a micro-batch")
-    parser.add_argument("--rounds", type=int, default=3)
-    drawn = parser.add_argument_group("drawn batches")
-    drawn.add_argument(
-        "--shares", type=float, nargs="+", default=[1.0, 0.6, 0.4, 0.2], help="of groups with advantages"
+    parser.add_argument("--model", type=Path, help="folder of the model (default: the quickstart's model)")
+    parser.add_argument(
+        "--tokens", type=int, default=1024, help="maximum number of tokens per micro-batch (default: %(default)s)"
     )
-    drawn.add_argument("--rows", type=int, default=256, help="responses of an update, a multiple of 8")
-    drawn.add_argument("--widths", type=int, nargs=2, default=[96, 160], help="longest prompt and longest response")
-    parser.add_argument("--plot", type=Path, help="draw the ratios into this file (needs the extra [plot])")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds per batch (default: %(default)s)")
+    drawn = parser.add_argument_group("random batches")
+    drawn.add_argument(
+        "--shares",
+        type=float,
+        nargs="+",
+        default=[1.0, 0.6, 0.4, 0.2],
+        help="fractions of groups with nonzero variance (default: %(default)s)",
+    )
+    drawn.add_argument(
+        "--rows", type=int, default=256, help="number of responses per update, a multiple of 8 (default: %(default)s)"
+    )
+    drawn.add_argument(
+        "--widths",
+        type=int,
+        nargs=2,
+        default=[96, 160],
+        metavar=("PROMPT", "RESPONSE"),
+        help="maximum number of tokens of a prompt and of a response (default: %(default)s)",
+    )
+    parser.add_argument("--plot", type=Path, help="file for a plot of the ratios (needs the extra [plot])")
     stored = parser.add_argument_group("stored batches")
-    stored.add_argument("--rollouts", type=Path, help="the folder that a run wrote, one file a step")
-    stored.add_argument("--steps", type=int, nargs=2, default=[1, 10], metavar=("FIRST", "LAST"))
+    stored.add_argument("--rollouts", type=Path, help="trainer.rollout_data_dir of a run, with one file per step")
+    stored.add_argument(
+        "--steps",
+        type=int,
+        nargs=2,
+        default=[1, 10],
+        metavar=("FIRST", "LAST"),
+        help="first and last step to read (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["DIST_INIT_METHOD"] = f"file://{folder}/group"
@@ -83,42 +106,42 @@ def main(arguments: list[str] | None = None, actor: Actor | None = None) -> list
             prepare_data.make_model(tokenizer, seed=0).save_pretrained(model)
             tokenizer.save_pretrained(model)
         actor = actor or Actor(str(model))
-        # A whole micro-batch, so that no way pays for the memory of all.
+        # Warm up with a whole micro-batch, so that no variant includes the time of the first memory allocation.
         count = max(1, options.tokens // (GROUP * sum(options.widths))) * GROUP
         measure(actor, options, "warm up", [True] * count, 0, widths=tuple(options.widths))
         times = stored_batches(actor, model, options) if options.rollouts else drawn_batches(actor, options)
-    print(f"| batch | rows live | verl, s | {' | '.join([*WAYS][1:])} | peak GB of each |")
+    print(f"| batch | nonzero advantages | verl, s | {' | '.join([*WAYS][1:])} | peak GB by variant |")
     print("|---|---|---|" + "---|" * len(WAYS))
     for row in times:
         cells = (f"{row.seconds[way] / row.seconds['verl']:.3f} of {row.tokens[way]:.3f}" for way in [*WAYS][1:])
         peaks = " ".join(f"{row.memory[way]:.2f}" for way in WAYS)
         print(f"| {row.name} | {row.live:.0%} | {row.seconds['verl']:.2f} | {' | '.join(cells)} | {peaks} |")
     total = {way: sum(row.seconds[way] for row in times) for way in WAYS}
-    print("all batches:", ", ".join(f"{way} {t:.1f} s, ratio {t / total['verl']:.3f}" for way, t in total.items()))
+    print("All batches:", ", ".join(f"{way} {t:.1f} s, ratio {t / total['verl']:.3f}" for way, t in total.items()))
     if options.plot:
         draw(times, options.plot)
     return times
 
 
 def draw(times: list[Times], path: Path) -> None:
-    """Draw the ratio of the times of each batch over the share of its tokens that are computed."""
+    """Plot the ratio of the times of each batch against the fraction of its tokens that are computed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.0, 3.8), layout="constrained")
     ax = figure.add_subplot()
-    ax.plot([0, 1], [0, 1], color="0.6", label="time falls as the tokens do")
-    ax.plot([0, 0.85], [0.15, 1], color="0.6", linestyle="--", label="the goal: 15 % above")
+    ax.plot([0, 1], [0, 1], color="0.6", label="time proportional to tokens")
+    ax.plot([0, 0.85], [0.15, 1], color="0.6", linestyle="--", label="goal: 15 points above")
     for way, color in zip([*WAYS][1:], COLOURS, strict=False):
         ratios = [row.seconds[way] / row.seconds["verl"] for row in times]
         ax.plot([row.tokens[way] for row in times], ratios, "o", color=color, label=way)
-    ax.set_title("Time of the update, by the tokens that it computes")
-    ax.set(xlabel="tokens computed, as a share of all", ylabel="time, as a share of verl's")
+    ax.set_title("Time of the actor update by computed tokens")
+    ax.set(xlabel="fraction of tokens computed", ylabel="time relative to verl")
     ax.legend(frameon=False)
     figure.savefig(path, dpi=130)
 
 
 def drawn_batches(actor: Actor, options: argparse.Namespace) -> list[Times]:
-    """Return the medians of some rounds for each share of live groups."""
+    """Return the medians over rounds for each fraction of groups with nonzero variance."""
     groups = options.rows // GROUP
 
     def measured(share: float, seed: int) -> Times:
@@ -132,13 +155,13 @@ def drawn_batches(actor: Actor, options: argparse.Namespace) -> list[Times]:
 
 
 def median(times: list[Times]) -> Times:
-    """Return the medians of some rounds."""
+    """Return the medians over rounds."""
     name, live, *columns = zip(*times, strict=True)
     return Times(name[0], live[0], *({way: statistics.median(t[way] for t in c) for way in WAYS} for c in columns))
 
 
 def stored_batches(actor: Actor, model: Path, options: argparse.Namespace) -> list[Times]:
-    """Return the times for each stored step: its lengths, and its groups whose scores vary; the tokens are drawn."""
+    """Return the times for each stored step, with its lengths, its groups with nonzero variance, and random tokens."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -150,7 +173,7 @@ def stored_batches(actor: Actor, model: Path, options: argparse.Namespace) -> li
         for sample in samples:
             scores.setdefault(sample["input"], set()).add(sample["score"])
         live = [len(scores[sample["input"]]) > 1 for sample in samples]
-        # The end of an answer is a token that the file lacks.
+        # The file does not contain the end token of a response.
         lengths = tuple(
             [
                 len(tokenizer(sample[name], add_special_tokens=False)["input_ids"]) + (name == "output")
@@ -164,7 +187,7 @@ def stored_batches(actor: Actor, model: Path, options: argparse.Namespace) -> li
 
 
 def measure(actor: Actor, options: argparse.Namespace, name: str, live: list[bool], seed: int, **sizes: Any) -> Times:
-    """Train on one batch in each way, in random order."""
+    """Train on one batch with each variant, in random order."""
     count = len(live)
     found = Times(name, sum(live) / count, {}, {}, {})
     for way in random.Random(seed).sample([*WAYS], len(WAYS)):
@@ -190,7 +213,7 @@ def measure(actor: Actor, options: argparse.Namespace, name: str, live: list[boo
 
 
 def begin_peak() -> None:
-    """Let the peak of the memory begin at its present size."""
+    """Reset the peak memory to the current memory use."""
     if GPU:
         torch.cuda.reset_peak_memory_stats()
     else:
@@ -198,7 +221,7 @@ def begin_peak() -> None:
 
 
 def peak() -> float:
-    """Return the largest size of the memory in GB."""
+    """Return the peak memory in GB."""
     if GPU:
         return torch.cuda.max_memory_allocated() / 2**30
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**20

@@ -1,12 +1,13 @@
-"""Make a real task for RL without an accelerator: SmolLM2-135M-Instruct, a data set, and a cold start in its format.
+"""Prepare a real task for RL without an accelerator: SmolLM2-135M-Instruct, a data set, and an SFT warm start.
 
-    python scripts/evidence/make_real_task.py gsm8k                    # data from the hub
+    python scripts/evidence/make_real_task.py gsm8k                    # data from the Hugging Face Hub
     python scripts/evidence/make_real_task.py gsm8k --data ~/gsm8k     # data from a folder
     python scripts/evidence/make_real_task.py tools --start scarce     # data from the wheel bfcl-eval
 
-About 15 minutes on two cores. The base, the data, the model and the samples are not made again where they are there.
+This takes about 15 minutes on two cores. An existing base model, data set, model or set of samples is reused.
 
-Licences: the model Apache-2.0 (Hugging Face), GSM8K MIT (OpenAI), BFCL Apache-2.0. None is part of this project.
+Licenses: the model Apache-2.0 (Hugging Face), GSM8K MIT (OpenAI), BFCL Apache-2.0. None of them is part of this
+project.
 """
 
 from __future__ import annotations
@@ -30,15 +31,22 @@ REWARDS = {"gsm8k": gsm8k.compute_score, "tools": tool_calling.compute_score}
 STEPS = {"gsm8k": 60, "tools": 20}
 ANSWER_TOKENS = {"gsm8k": 160, "tools": tools.ANSWER_TOKENS}
 ANSWERS = {"gsm8k": {1.0: 1, 0.7: 1}, "tools": {1.0: 8, 0.0: 1}}
-"""After the cold start: answers to each question of val.parquet, by temperature; 0 is greedy."""
+"""After the warm start: number of responses to each prompt of val.parquet, by temperature. 0 is greedy."""
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=REWARDS)
-    parser.add_argument("--folder", type=Path, help="default: outputs/real/<task>, for tools with -<start>")
-    parser.add_argument("--data", type=Path, help="of gsm8k: read them from a folder")
-    parser.add_argument("--start", choices=tools.FORMS, default="mixed", help="of tools; default: %(default)s")
+    parser.add_argument("task", choices=REWARDS, help="task to prepare")
+    parser.add_argument(
+        "--folder", type=Path, help="output folder (default: outputs/real/gsm8k or outputs/real/tools-<start>)"
+    )
+    parser.add_argument("--data", type=Path, help="folder with the data of gsm8k (default: the Hugging Face Hub)")
+    parser.add_argument(
+        "--start",
+        choices=tools.FORMS,
+        default="mixed",
+        help="response formats in the warm start of tools (default: %(default)s)",
+    )
     return parser.parse_args()
 
 
@@ -53,7 +61,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def prepare(folder: Path, chosen: argparse.Namespace) -> None:
-    """Write the data, those of tools as long as the tokenizer of `base` allows."""
+    """Write the data. The prompts and responses of tools are limited in length by the tokenizer of `base`."""
     if chosen.task == "gsm8k":
         print(data.write(folder, chosen.data))
         return
@@ -67,15 +75,15 @@ def prepare(folder: Path, chosen: argparse.Namespace) -> None:
 
 
 def cold_start(folder: Path, task: str) -> None:
-    """Fine-tune `base` into `model`, with the losses in losses.json."""
+    """Fine-tune `base` into `model`, and write the losses to losses.json."""
     model, tokenizer = load(folder / "base")
     learnt = train(model, examples(tokenizer, rows(folder / "cold_start.parquet")), STEPS[task], 1e-4)
-    write_json(folder / "losses.json", list(tqdm(learnt, "Cold start", STEPS[task])))
+    write_json(folder / "losses.json", list(tqdm(learnt, "SFT warm start", STEPS[task])))
     save(model, tokenizer, folder / "model")
 
 
 def judge(folder: Path, task: str) -> dict[str, Any]:
-    """Answers to each question, one question's after the other's, and their rewards, by temperature."""
+    """Return the responses to each prompt in order, and their rewards, by temperature."""
     model, tokenizer = load(folder / "model")
     found: dict[str, Any] = {}
     for temperature, number in tqdm(ANSWERS[task].items(), desc="Sampling", unit="temperature"):
@@ -111,7 +119,7 @@ def main() -> None:
         write_json(folder / "samples.json", judge(folder, chosen.task))
     for temperature, samples in json.loads((folder / "samples.json").read_text(encoding="utf-8")).items():
         means = ", ".join(f"{key} {value:.3f}" for key, value in samples["means"].items())
-        print(f"{folder / 'model'}, {len(samples['answers'])} answers at temperature {temperature}: {means}")
+        print(f"{folder / 'model'}, {len(samples['answers'])} responses at temperature {temperature}: {means}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tables of the pages."""
+"""Markdown tables for the pages."""
 
 from __future__ import annotations
 

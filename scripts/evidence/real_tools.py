@@ -1,16 +1,17 @@
-"""The stored runs of docs/pages/real_tools.md: their tables and picture, and a run as files for `report` and `compare`.
+"""Print the tables and draw the plot of docs/pages/real_tools.md from the stored runs, or extract one run.
 
     python scripts/evidence/real_tools.py table
-    python scripts/evidence/real_tools.py picture docs/pages/pictures/real_tools.png
+    python scripts/evidence/real_tools.py plot docs/pages/pictures/real_tools.png
     python scripts/evidence/real_tools.py extract scarce-grpo-1 outputs/scarce-grpo-1
 
-real_tools.parquet holds all runs and no text; real_tools.txt says how they were made. A row has a `run`, a `kind` and a
-`step`, and by its kind
+`extract` writes the files that `verl_ext report` and `verl_ext compare` read. real_tools.parquet contains all runs and
+no text. real_tools.txt says how the runs were made. A row has a `run`, a `kind`, a `step`, and more columns by its
+kind:
 
-    answer      an answer of a training step: `name` of its group, rewards, `advantage`, `tokens`
-    metric      `name` and `value` of what verl logged
-    test        an answer to a test entry (`name`) after this step, greedy: rewards, and whether BFCL accepts it
-    T=1.0       an answer of a start to a question for checks, at this temperature; T=0.0 is greedy
+    answer      a response of a training step: `name` of its group, rewards, `advantage`, `tokens`
+    metric      `name` and `value` of a metric that verl logged
+    test        a greedy response to a test entry (`name`) after this step: rewards, and whether BFCL accepts it
+    T=1.0       a response of an initial checkpoint to a validation prompt at this temperature; T=0.0 is greedy
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from verl_ext.tools.report.plot import COLOURS, dress
 from verl_ext.tools.tables import Table
 
 Figures = Mapping[tuple[str, str, str], Mapping[str, float]]
-"""By start, arm and seed."""
+"""Results by initial checkpoint, arm and seed."""
 STORED = Path(__file__).with_name("real_tools.parquet")
 REWARDS = ["correctness", "format"]
 MEASURES = ["format", "correctness", "bfcl"]
 STEPS = {"scarce": (1, 30), "eight": (1, 30), "mixed": (11, 40), "pure": (11, 40)}
-"""The steps of the primary measure, by start; `eight` is scarce with seeds 5 to 12."""
-WIDTH, GOAL, STEPS_TO = 5, 0.8, "steps to .8"
+"""The steps of the primary measure, by initial checkpoint. `eight` is `scarce` with seeds 5 to 12."""
+WIDTH, GOAL, STEPS_TO = 5, 0.8, "steps to 0.8"
+CONTRIBUTION = "contribution of format"
 SPANS = (1, 5, 10, 20, 30, 40)
 """The last steps of the spans over which SAW's weights are averaged."""
 PAIRS = (
@@ -48,7 +50,11 @@ PAIRS = (
     ("scarce", "gdpo", "weighted"),
     ("mixed", "gdpo", "grpo"),
 )
-DRAWN = {"scarce": "scarce start, seeds 1 to 4", "eight": "scarce start, seeds 5 to 12", "mixed": "mixed start"}
+DRAWN = {
+    "scarce": "scarce initial checkpoint, seeds 1 to 4",
+    "eight": "scarce initial checkpoint, seeds 5 to 12",
+    "mixed": "mixed initial checkpoint",
+}
 LINES = dict(zip(("grpo", "gdpo", "weighted"), zip(COLOURS, ("-", "--", ":"), strict=False), strict=True))
 
 
@@ -66,41 +72,45 @@ def extract(name: str, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """A stored run and its figures."""
+    """A stored run and its results."""
 
     start: str
     arm: str
     seed: str
     answers: pd.DataFrame
     tested: pd.DataFrame
-    """The verdicts after the last step."""
+    """The test results after the last step."""
 
     @property
     def counted(self) -> pd.DataFrame:
-        """The answers of the steps that the primary measure is about."""
+        """Return the responses of the steps of the primary measure."""
         return self.answers[self.answers.step.between(*STEPS[self.start])]
 
     def figures(self) -> dict[str, float]:
-        """What the tables show."""
+        """Return the numbers of the tables."""
         counted = self.counted
         return {
             "format": counted["format"].mean(),
             "correctness": counted["correctness"].mean(),
             STEPS_TO: self.reached(),
-            "format's share": share(counted),
+            CONTRIBUTION: share(counted),
             **{f"test: {measure}": self.tested[measure].mean() for measure in MEASURES},
         }
 
     def reached(self) -> float:
-        """The first step at which the mean of format over five steps is .8 or more, or the step after the last."""
+        """Return the first step at which the mean of format over five steps is at least 0.8.
+
+        If there is no such step, return the step after the last.
+        """
         means = self.answers.groupby("step")["format"].mean().rolling(WIDTH).mean()
         return float(min(means.index[means >= GOAL], default=STEPS[self.start][1] + 1))
 
 
 def share(answers: pd.DataFrame) -> float:
-    """What format explains of the variance of the advantages: what it adds to R², mean of before and after correctness.
+    """Return the fraction of the variance of the advantages that format explains.
 
-    The regression, over all answers, is that of the advantage on the rewards normalized in their groups.
+    This is the increase of R² by format, averaged over adding format before and after correctness. The regression, over
+    all responses, is that of the advantage on the rewards normalized in their groups.
     """
     groups, values = Groups.of(answers.name.tolist()), answers[REWARDS].to_numpy(float)
     mean, varies = groups.variation(values)
@@ -112,14 +122,14 @@ def share(answers: pd.DataFrame) -> float:
 
 
 def fit(advantages: Array, rewards: Array) -> float:
-    """R² of the regression."""
+    """Return R² of the regression."""
     columns = np.column_stack([np.ones(len(rewards)), rewards])
     left = advantages - columns @ np.linalg.lstsq(columns, advantages, rcond=1e-10)[0]
     return float(1 - left.var() / advantages.var())
 
 
 def stored() -> tuple[list[Run], pd.DataFrame]:
-    """The finished runs, and the verdicts on what the starts answered to the test entries."""
+    """Return the finished runs, and the test results of the initial checkpoints."""
     table = pd.read_parquet(STORED)
     found = []
     for (name,), rows in table.groupby(["run"]):
@@ -148,14 +158,14 @@ def print_tables() -> None:
         cells = (filter(None, (number(name, gap, "+") for gap in column)) for column in columns)
         rows.append((name, *map(", ".join, cells)))
         if name in REWARDS:
-            rows.append((f"{name}, mean and its 95 %", *map(interval, columns)))
+            rows.append((f"{name}, mean and 95% CI", *map(interval, columns)))
         if name == "format":
-            rows.append(("format, spread between seeds", *(spread(found, *pair, name) for pair in shown)))
+            rows.append(("format, standard deviations over seeds", *(spread(found, *pair, name) for pair in shown)))
     print(f"\n{markdown(rows)}\n\n{markdown(saw_weights(runs))}")
 
 
 def saw_weights(runs: Sequence[Run]) -> Table:
-    """SAW's weight of format on the answers of each step, mean over the seeds; correctness has the rest of 2."""
+    """Return SAW's weight of format on the responses of each step, averaged over seeds. The two weights sum to 2."""
     found: dict[tuple[str, str], list[float]] = {}
     for run in runs:
         for step, rows in run.answers.groupby("step"):
@@ -189,7 +199,7 @@ def interval(found: Sequence[float]) -> str:
 
 
 def spread(found: Figures, start: str, one: str, other: str, name: str) -> str:
-    """Both arms' standard deviations between seeds, and p of the two-sided F-test."""
+    """Return both arms' standard deviations over seeds, and p of the two-sided F-test."""
     values = np.array(pairs(found, start, one, other, name))
     if len(values) < 2:
         return ""
@@ -199,7 +209,7 @@ def spread(found: Figures, start: str, one: str, other: str, name: str) -> str:
 
 
 def pairs(found: Figures, start: str, one: str, other: str, name: str) -> list[tuple[float, float]]:
-    """A figure of two arms, by seed."""
+    """Return a number of two arms, by seed."""
     return [
         (figures[name], found[start, other, seed][name])
         for (of, arm, seed), figures in found.items()
@@ -208,7 +218,7 @@ def pairs(found: Figures, start: str, one: str, other: str, name: str) -> list[t
 
 
 def draw(path: Path) -> None:
-    """Each reward over the steps, means of five; a line is a run."""
+    """Plot each reward over the steps as means of five steps, with one line per run."""
     from matplotlib.figure import Figure
 
     runs, _ = stored()
@@ -221,7 +231,7 @@ def draw(path: Path) -> None:
                     means = run.answers.groupby((run.answers.step - 1) // WIDTH)[reward].mean()
                     steps = WIDTH * means.index + (WIDTH + 1) / 2
                     ax.plot(steps, means, style, color=color, label=run.arm if run.seed in ("1", "5") else None)
-            dress(ax, f"{reward}, from the {title}", "mean reward")
+            dress(ax, f"{reward}, {title}", "mean reward")
             ax.set_xlabel("training step")
             ax.legend(frameon=False)
     figure.savefig(path, dpi=110)
@@ -230,15 +240,16 @@ def draw(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("table")
-    commands.add_parser("picture").add_argument("file", type=Path)
-    add = commands.add_parser("extract")
-    add.add_argument("run")
-    add.add_argument("folder", type=Path)
+    commands.add_parser("table", help="print the tables of the page")
+    add = commands.add_parser("plot", help="draw the plot of the page")
+    add.add_argument("file", type=Path, help="file for the plot")
+    add = commands.add_parser("extract", help="write the files of one run")
+    add.add_argument("run", help="name of the run, such as scarce-grpo-1")
+    add.add_argument("folder", type=Path, help="output folder")
     chosen = parser.parse_args()
     if chosen.command == "extract":
         extract(chosen.run, chosen.folder)
-    elif chosen.command == "picture":
+    elif chosen.command == "plot":
         draw(chosen.file)
     else:
         print_tables()

@@ -1,9 +1,9 @@
-"""Train small policies with exact gradients, and compare the other estimators with grpo over many seeds.
+"""Train small policies with exact gradients, and compare other estimators with grpo over many seeds.
 
-    python scripts/evidence/simulate_policies.py    # about a minute: writes estimators_compared.json, prints its tables
+    python scripts/evidence/simulate_policies.py    # about a minute: writes estimators_compared.json and prints tables
 
-A policy is a softmax over a few answers per prompt, so the gradient of its log-probabilities is exact. The advantages
-come from this package's estimators. docs/pages/estimators_compared.md states the model and shows the results.
+A policy is a softmax over a few responses per prompt, so the gradient of its log-probabilities is exact. The advantages
+are computed by the estimators of verl_ext. docs/pages/estimators_compared.md defines the model and shows the results.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from verl_ext.tools.tables import Table
 
 RESULTS = Path(__file__).with_name("estimators_compared.json")
 SEEDS = range(20)
+LABELS = {"length of wrong answers": "length of incorrect responses"}
+"""How the tables show a measure whose stored name is another one."""
 
 ONE_RIGHT = ((1, 0),) + ((0, 0),) * 7
 STUDIES = {
@@ -63,7 +65,7 @@ CONDITIONS = {
 
 
 def compute(study: Study, condition: Condition) -> dict[str, Any]:
-    """Every arm on every seed."""
+    """Train every arm with every seed."""
     rate, found = rates(study, condition), {}
     for arm in study.arms:
         runs = [train(World(study, seed), arm, rate[arm.label], condition) for seed in SEEDS]
@@ -72,11 +74,11 @@ def compute(study: Study, condition: Condition) -> dict[str, Any]:
 
 
 def table(study: Study, found: Mapping[str, Any]) -> str:
-    """A row per condition, arm and measure: both values, their difference, and p of a paired t test."""
+    """Return a row per condition, arm and measure: both values, their difference, and p of a paired t-test."""
     from scipy import stats
 
     base, *others = (arm.label for arm in study.arms)
-    rows: Table = [("learning", "estimator", "measure", f"with {base}", "with it", "difference", "p")]
+    rows: Table = [("learning", "estimator", "measure", f"with {base}", "with the estimator", "difference", "p")]
     for condition, one in found.items():
         for label in others:
             for name in study.measures:
@@ -85,8 +87,10 @@ def table(study: Study, found: Mapping[str, Any]) -> str:
                 form = ".1f" if name.startswith("length") else ".3f"
                 cells = [f"{x.mean():{form}} ± {x.std(ddof=1):{form}}" for x in (before, after)]
                 gap = f"{(after - before).mean():+{form}} ± {(after - before).std(ddof=1):{form}}"
-                # Where p is tiny its size says nothing, because the differences are not exactly normal.
-                rows.append((condition, label, name, *cells, gap, f"{p:.2g}" if p >= 1e-6 else "< 1e-6"))
+                # A tiny p has no meaning beyond its limit, because the differences are not exactly normal.
+                rows.append(
+                    (condition, label, LABELS.get(name, name), *cells, gap, f"{p:.2g}" if p >= 1e-6 else "< 1e-6")
+                )
     return markdown(rows)
 
 

@@ -1,6 +1,6 @@
-"""Softmax policies over a few answers per prompt, trained with exact gradients; `simulate_policies.py` compares them.
+"""Softmax policies over a few responses per prompt, trained with exact gradients, for `simulate_policies.py`.
 
-docs/pages/estimators_compared.md states the model.
+docs/pages/estimators_compared.md defines the model.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from verl_ext.core.groups import Groups
 
 PROMPTS, BATCH, STEPS, SKILLS = 60, 20, 100, 16
 CALIBRATION, SIZES = range(1000, 1004), range(1000, 1032)
-"""Seeds for grpo's learning rate and for the sizes of steps; the comparison does not use them."""
+"""Seeds for the choice of grpo's learning rate and for the step sizes. The comparison does not use these seeds."""
 SEQUENCE, TOKEN, CONSTANT = "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"
 Transform = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Arm:
-    """An estimator with its settings and the aggregation of its loss."""
+    """An estimator with its settings and its loss aggregation."""
 
     label: str
     estimator: str = "grpo"
@@ -38,32 +38,32 @@ class Arm:
 
 @dataclass(frozen=True)
 class Study:
-    """What is compared. The first arm is the baseline, the first measure the one the question is about."""
+    """A comparison. The first arm is the baseline, and the first measure is the primary measure."""
 
     arms: tuple[Arm, ...]
     measures: tuple[str, ...]
     answers: tuple[tuple[int, int], ...]
-    """Whether each answer is right, and whether it is in format."""
+    """For each response, whether it is correct and whether its format is correct."""
     rollouts: int = 8
     lengths: tuple[int, ...] = (1,)
-    """Each answer comes in each of these lengths."""
+    """Each response exists with each of these lengths."""
     keys: tuple[str, ...] = ("correctness",)
     scales: tuple[float, ...] = (1.0,)
 
 
 @dataclass(frozen=True)
 class Condition:
-    """How the policies learn."""
+    """How the policies are trained."""
 
     adam: bool = False
     mixed: bool = False
-    """Whether Adam works on an orthogonal mixture of the parameters, in which every prompt has a part."""
+    """Whether Adam uses an orthogonal mixture of the parameters, to which every prompt contributes."""
     same_step: bool = False
-    """Whether each arm's rate makes its first steps as large as the baseline's; if not, all have the same rate."""
+    """Whether each arm's learning rate gives its first steps the baseline's size. Otherwise all rates are equal."""
 
 
 class World:
-    """The prompts, their initial policies and all draws of one seed; the same for every arm."""
+    """The prompts, their initial policies and all random numbers of one seed, which are the same for every arm."""
 
     def __init__(self, study: Study, seed: int) -> None:
         draw = np.random.default_rng(seed)
@@ -82,7 +82,7 @@ class World:
         size = len(flags)
         parts = [draw.normal(scale=SKILLS**-0.5, size=(PROMPTS, size, SKILLS)), *self._shared(flags, count)]
         parts = [np.broadcast_to(part, (PROMPTS, size, part.shape[-1])) for part in parts]
-        # All other prompts together move a prompt as much as its own parameters do, where gradients agree.
+        # If gradients agree, all other prompts together move a prompt as much as its own parameters do.
         self.features = PROMPTS**-0.5 * np.concatenate(parts, axis=2)
         epochs = STEPS * BATCH // PROMPTS + 1
         order = np.concatenate([draw.permutation(PROMPTS) for _ in range(epochs)])
@@ -90,7 +90,7 @@ class World:
         self.uniform = draw.random((STEPS, BATCH, study.rollouts))
 
     def _shared(self, flags: np.ndarray, count: int) -> list[np.ndarray]:
-        """Directions that all prompts share: right, in format, and each length of right and of wrong answers."""
+        """Return directions that all prompts share: correctness, format, and each length by correctness."""
         parts = [flags[:, : len(self.study.keys)].astype(float)]
         if count > 1:
             parts.append(np.kron(np.eye(2)[flags[::count, 0]], np.eye(count)))
@@ -101,7 +101,7 @@ class World:
         return Groups.of(np.arange(BATCH).repeat(self.study.rollouts))
 
     def measure(self, policy: np.ndarray) -> dict[str, float]:
-        """All measures, exactly from the probabilities `[prompts, outcomes]`."""
+        """Return all measures, computed exactly from the probabilities `[prompts, outcomes]`."""
         accuracy, third = policy @ self.right, PROMPTS // 3
         wrong = 1 - self.right
         return {
@@ -119,7 +119,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def loss_weights(loss: str, length: np.ndarray, longest: float) -> np.ndarray:
-    """The factor of each response's summed token losses."""
+    """Return the factor of each response's summed token losses."""
     if loss == TOKEN:
         return np.full(len(length), 1 / length.sum())
     divisor = length if loss == SEQUENCE else np.full(len(length), longest)
@@ -127,7 +127,7 @@ def loss_weights(loss: str, length: np.ndarray, longest: float) -> np.ndarray:
 
 
 class Policy:
-    """`softmax(initial + own + features @ shared)`: parameters of each prompt, and parameters that prompts share."""
+    """`softmax(initial + own + features @ shared)`, with parameters of each prompt and shared parameters."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -140,7 +140,7 @@ class Policy:
         return softmax(world.initial[prompts] + self.own[prompts] + world.features[prompts] @ self.shared)
 
     def gradient(self, prompts: np.ndarray, drawn: np.ndarray, factors: np.ndarray) -> np.ndarray:
-        """`sum factors * grad log pi(drawn)` over the responses `drawn[prompt, rollout]`, as one flat array."""
+        """Return `sum factors * grad log pi(drawn)` over the responses `drawn[prompt, rollout]`, as a flat array."""
         policy = self.probabilities(prompts)
         direction = -factors.sum(axis=1, keepdims=True) * policy
         np.add.at(direction, (np.arange(len(prompts))[:, None], drawn), factors)
@@ -155,7 +155,7 @@ class Policy:
 
 
 def mixture(size: int, seed: int) -> tuple[Transform, Transform]:
-    """An orthogonal transform and its inverse: random signs, then the Hartley transform, which is its own inverse."""
+    """Return an orthogonal transform and its inverse: random signs, then the self-inverse Hartley transform."""
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size)
 
     def hartley(x: np.ndarray) -> np.ndarray:
@@ -166,21 +166,21 @@ def mixture(size: int, seed: int) -> tuple[Transform, Transform]:
 
 
 class Learner:
-    """Draws responses, asks the estimator for advantages, and returns the gradient of the arm's loss."""
+    """Samples responses, computes their advantages, and returns the gradient of the arm's loss."""
 
     def __init__(self, world: World, arm: Arm) -> None:
         self.world, self.arm, self.policy = world, arm, Policy(world)
         self.chain, self.state = arm.chain(), None
 
     def gradient(self, step: int) -> np.ndarray:
-        """The gradient of one step's batch, with responses drawn from the policy."""
+        """Return the gradient of one step's batch, with responses sampled from the policy."""
         prompts = self.world.batches[step]
         edges = self.policy.probabilities(prompts).cumsum(axis=1)
         drawn = (edges[:, None, :-1] < self.world.uniform[step][:, :, None]).sum(axis=2)
         return self.gradient_of(prompts, drawn)
 
     def gradient_of(self, prompts: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-        """The gradient for given responses, `drawn[prompt, rollout]`."""
+        """Return the gradient for given responses, `drawn[prompt, rollout]`."""
         world, study, rows = self.world, self.world.study, drawn.ravel()
         batch = Batch.of(
             world.rewards[rows],
@@ -197,7 +197,7 @@ class Learner:
 
 
 def train(world: World, arm: Arm, rate: float, condition: Condition) -> dict[str, float]:
-    """One run: each measure after the last step."""
+    """Train one run, and return each measure after the last step."""
     learner = Learner(world, arm)
     first = second = 0.0
     mix, back = mixture(learner.policy.size, seed=0) if condition.mixed else (np.asarray, np.asarray)
@@ -213,7 +213,7 @@ def train(world: World, arm: Arm, rate: float, condition: Condition) -> dict[str
 
 
 def step_size(worlds: list[World], arm: Arm) -> float:
-    """Mean |gradient| over 20 batches of the initial policy, which stands still while the estimator's state goes on."""
+    """Return the mean |gradient| over 20 batches of the initial policy. Only the estimator's state is updated."""
     sizes = []
     for world in worlds:
         learner = Learner(world, arm)
@@ -222,14 +222,14 @@ def step_size(worlds: list[World], arm: Arm) -> float:
 
 
 def learnt(worlds: list[World], arm: Arm, rate: float, condition: Condition) -> float:
-    """The share of the gap between the first accuracy and 1 that a run closes, by the means of the worlds."""
+    """Return the fraction of the gap between the initial accuracy and 1 that a run closes, from means over worlds."""
     first = np.mean([world.measure(Policy(world).probabilities())["all prompts"] for world in worlds])
     last = np.mean([train(world, arm, rate, condition)["all prompts"] for world in worlds])
     return float((last - first) / (1 - first))
 
 
 def baseline_rate(worlds: list[World], arm: Arm, condition: Condition) -> float:
-    """The rate at which the baseline closes half of the gap."""
+    """Return the learning rate at which the baseline closes half of the gap."""
 
     def short(rate: float) -> bool:
         return learnt(worlds, arm, rate, condition) < 0.5
@@ -245,7 +245,7 @@ def baseline_rate(worlds: list[World], arm: Arm, condition: Condition) -> float:
 
 
 def rates(study: Study, condition: Condition) -> dict[str, float]:
-    """The learning rate of every arm, to four digits."""
+    """Return the learning rate of every arm, rounded to four digits."""
     worlds = [World(study, seed) for seed in SIZES]
     rate, found = baseline_rate(worlds[: len(CALIBRATION)], study.arms[0], condition), {}
     sizes = [step_size(worlds, arm) if condition.same_step else 1.0 for arm in study.arms]

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Train the model of make_real_task.py with the recipe of its task, on the CPU: 4 questions x 8 answers a step.
+# Train the model of make_real_task.py with the recipe of its task on the CPU: 4 prompts x 8 responses per step.
 #
-#   scripts/evidence/train_real_task.sh gsm8k grpo 1         # a task, an arm of its recipe and a seed
+#   scripts/evidence/train_real_task.sh gsm8k grpo 1         # a task, a config of its recipe and a seed
 #   scripts/evidence/train_real_task.sh gsm8k gdpo 1 trainer.val_before_train=False trainer.total_training_steps=50
-#   scripts/evidence/train_real_task.sh tools gdpo 1         # goes on from its last checkpoint when called again
+#   scripts/evidence/train_real_task.sh tools gdpo 1         # a second call resumes from the last checkpoint
 #
-# Variables: TASK_DIR, the folder of make_real_task.py; OUTPUT_DIR; STEPS; PRESET, for an arm with another estimator;
-# PRECISION, bf16 as on a GPU (the default of gsm8k where this processor multiplies it fast) or fp32 (that of tools).
+# Variables: TASK_DIR, the folder of make_real_task.py; OUTPUT_DIR; STEPS; PRESET, for a config with another estimator;
+# PRECISION, bf16 (default of gsm8k if this processor supports fast bf16) or fp32 (default of tools).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -14,10 +14,10 @@ cd "$(dirname "$0")/../.."
   sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
   exit 2
 }
-task=$1 arm=$2 seed=$3
+task=$1 config=$2 seed=$3
 shift 3
 steps=${STEPS:-}
-unset STEPS # run.sh refuses it
+unset STEPS
 
 if [[ $task == gsm8k ]]; then
   TASK_DIR=$(realpath -m "${TASK_DIR:-outputs/real/gsm8k}") recipe=gsm8k steps=${steps:-30} validation=test200
@@ -26,26 +26,27 @@ if [[ $task == gsm8k ]]; then
 else
   TASK_DIR=$(realpath -m "${TASK_DIR:-outputs/real/tools-mixed}") recipe=tool_calling steps=${steps:-40} validation=test
   PRECISION=${PRECISION:-fp32}
-  # No arm has KL in the reward, as gdpo has none.
+  # No config has KL in the reward, because gdpo has none.
   own=(data.max_prompt_length=448 data.max_response_length=200 trainer.save_freq=4 algorithm.use_kl_in_reward=False)
-  # A prompt is computed once for its 8 answers; one with the longest fits into a micro-batch.
+  # A prompt is computed once for its 8 responses. The longest prompt with its responses fits into a micro-batch.
   own+=(++algorithm.verl_ext.share_prompts=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048)
-  # Blocks below 32 MB stay in the process: the update takes a quarter less time, and some gigabytes more of memory. So
-  # the rollout generates 32 answers at once: with more it grew until Ray ended it in the validation.
+  # Blocks below 32 MB stay in the process, so that the update takes a quarter less time and some gigabytes more memory.
+  # The rollout generates 32 responses at once, because with more its memory grew until Ray ended it in the validation.
   memory=ray_kwargs.ray_init.runtime_env.env_vars.MALLOC
   own+=("++${memory}_MMAP_THRESHOLD_='33554432'" "++${memory}_TRIM_THRESHOLD_='2000000000'")
   own+=(actor_rollout_ref.rollout.max_num_seqs=32)
 fi
-export OUTPUT_DIR=${OUTPUT_DIR:-$TASK_DIR/runs/$arm-seed-$seed}
-preset=${PRESET:-$([[ $arm == grpo* ]] && echo cpu || echo "[cpu,${arm%%-*}]")}
+export OUTPUT_DIR=${OUTPUT_DIR:-$TASK_DIR/runs/$config-seed-$seed}
+preset=${PRESET:-$([[ $config == grpo* ]] && echo cpu || echo "[cpu,${config%%-*}]")}
 declare -A TORCH=([bf16]=bfloat16 [fp32]=float32)
 [[ -n ${TORCH[$PRECISION]:-} ]] || {
-  echo "PRECISION=$PRECISION: valid are bf16 and fp32" >&2
+  echo "error: PRECISION=$PRECISION is not valid. Set PRECISION=bf16 or PRECISION=fp32." >&2
   exit 2
 }
 
-# Two passes over the answers less: no model of reference, and the log-probabilities of the rollout. One update a step.
-exec "recipes/$recipe/run.sh" "$arm" \
+# There is no reference model, and the log-probabilities of the rollout are used as the old ones, which saves two passes
+# over the responses. There is one update per step.
+exec "recipes/$recipe/run.sh" "$config" \
   verl_ext="$preset" \
   data.train_files="$TASK_DIR/train.parquet" \
   data.val_files="$TASK_DIR/$validation.parquet" \

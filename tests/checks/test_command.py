@@ -1,4 +1,4 @@
-"""`verl-ext check`: what a run would be told, and what it will do, without starting it."""
+"""`verl-ext check`: the findings about a run and what it will do, without starting it."""
 
 import pandas
 import pytest
@@ -44,7 +44,7 @@ def test_it_prints_the_run_as_it_will_be(check, tmp_path):
         assert lines["steps"] == "center, scale_by_std, weighted_sum, whiten over token"
         assert lines["rewards"] == "1 acc, 0.5 format where acc is at least 0.5"
         assert lines["loss"].startswith("vanilla, loss_agg_mode=token-mean")
-        assert "--try-reward" in lines["untried"]
+        assert "--try-reward" in lines["not"]
         assert lines["version"].startswith(f"verl_ext {verl_ext.__version__}")
 
 
@@ -157,16 +157,17 @@ def test_it_says_where_a_run_begins_and_ends(check, tmp_path):
     assert says(lines["start"], "beginning")
     assert says(lines["trains"], "6", "3", "10", "4")
     assert says(lines["saves"], "every 5", f"{tmp_path}/saved")
-    assert says(lines["missing"], f"{tmp_path}/none.py", "no_such_module")
-    assert not says(lines["missing"], "hdfs")
-    assert not says(lines["missing"], "json")
+    assert a_line_says(out, "note", f"{tmp_path}/none.py", "reward.custom_reward_function.path")
+    assert a_line_says(out, "note", "no_such_module", f"{tmp_path}/tools.yaml")
+    assert not a_line_says(out, "note", "hdfs")
+    assert not a_line_says(out, "note", "json")
     (tmp_path / "saved/global_step_6").mkdir(parents=True)
     (tmp_path / "saved/latest_checkpointed_iteration.txt").write_text("6")
     _, out, _ = check(*given)
     assert a_line_says(out, "start", "step 6", f"{tmp_path}/saved/global_step_6")
-    assert a_line_says(out, "nothing", "trainer.resume_mode=disable")
+    assert a_line_says(out, "warning", "trainer.resume_mode=disable")
     assert a_line_says(check(*given, "trainer.total_epochs=4")[1], "start", "step 6")
-    assert "nothing" not in check(*given, "trainer.resume_mode=disable")[1]
+    assert not says(check(*given, "trainer.resume_mode=disable")[1], "trainer.resume_mode")
 
 
 def test_of_a_run_that_only_validates_it_says_so_and_asks_for_no_steps(check, tmp_path):
@@ -183,8 +184,8 @@ def test_of_a_run_that_only_validates_it_says_so_and_asks_for_no_steps(check, tm
         assert a_line_says(out, word, "never", "trainer.val_only=True")
     assert a_line_says(out, "validates", "before the first step", "hdfs://far/away")
     assert not says(out, "7")
-    assert "nothing" not in out
-    assert "nothing" in check(*given, "trainer.val_before_train=False")[1]
+    assert not says(out, "trainer.resume_mode")
+    assert says(check(*given, "trainer.val_before_train=False")[1], "trainer.resume_mode=disable")
 
 
 def test_the_rewards_of_a_run_with_a_wrong_setting_are_not_called_the_score(check):
@@ -194,7 +195,7 @@ def test_the_rewards_of_a_run_with_a_wrong_setting_are_not_called_the_score(chec
     assert not says(check(*GDPO, "+algorithm.rewards.nothing=1")[1], "the score")
 
 
-def test_an_error_of_ours_while_a_configuration_is_used_is_not_told_as_one_of_the_file(monkeypatch):
+def test_an_error_of_ours_while_a_configuration_is_used_is_not_reported_as_one_of_the_file(monkeypatch):
     monkeypatch.setattr("verl_ext.checks.command.judge", lambda config: [].pop())
     with pytest.raises(IndexError):
         main(["check", *GDPO])
@@ -226,7 +227,7 @@ def test_it_says_what_the_run_says_and_starts_no_ray(tmp_path):
     code = f"import sys; from verl_ext.cli import main; main(['check', *{given}]); import ray; "
     judged = fresh.run(code + "sys.exit(ray.is_initialized())", folder=tmp_path)
     assert (ran.returncode, judged.returncode) == (1, 0)
-    errors = [line for line in judged.stdout.splitlines() if line.startswith("  - ")]
+    errors = [line for line in judged.stdout.splitlines() if line.startswith("error: ")]
     assert len(errors) == 2  # the setting and the place of the preset
-    assert all(line in ran.stderr for line in errors)
+    assert all(line.removeprefix("error: ") in ran.stderr for line in errors)
     assert not (tmp_path / "ray").exists()

@@ -21,8 +21,8 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_entry_point_stops_before_ray_starts(tmp_path, program):
-    *arguments, told = PROGRAMS[program]
+    *arguments, words = PROGRAMS[program]
     done = main_ppo(tmp_path, *arguments, f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray", program=f"verl.{program}")
     assert done.returncode == 1
-    assert says(done.stderr, *told), done.stderr
+    assert says(done.stderr, *words), done.stderr
     assert not (tmp_path / "ray").exists()

@@ -37,7 +37,9 @@ MIGRATES = "config = migrate_legacy_reward_impl(config)"
 
 
 def lines(config):
-    return [shlex.split(text.rpartition(": write ")[2])[0] for text in dropped(config, [])]
+    """The line of each fix: its one word with a value."""
+    words = (shlex.split(finding.fix) for finding in dropped(config, []))
+    return [next(word for word in fix if "=" in word) for fix in words]
 
 
 def test_every_setting_is_named_and_the_lines_to_write_do_what_verls_own_migration_does():
@@ -58,8 +60,9 @@ def test_every_setting_is_named_and_the_lines_to_write_do_what_verls_own_migrati
 
 
 def test_a_setting_that_has_no_place_any_more_is_said():
-    (text,) = dropped(compose(GRPO, "reward_model.model.trust_remote_code=True"), [])
-    assert says(text, "reward_model.model.trust_remote_code", "no place")
+    (finding,) = dropped(compose(GRPO, "reward_model.model.trust_remote_code=True"), [])
+    assert says(finding.text, "reward_model.model.trust_remote_code=true")
+    assert finding.fix == "Remove reward_model.model.trust_remote_code."
 
 
 @pytest.mark.parametrize(

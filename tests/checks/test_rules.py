@@ -1,12 +1,15 @@
-"""The rules for a run's configuration, one table: what is refused or warned of, and the words of its message."""
+"""The rules for a run's configuration, one table: what is rejected or warned of, and the facts of its message."""
 
 import re
 
 import pytest
 
 import verl_ext
+from tests.checks.fixes import ways, without
+from tests.checks.test_presets import judged
 from tests.configs import compose as composed_by_hydra
 from tests.configs import compose_quickly as compose
+from tests.facts import says
 from verl_ext import hooks
 from verl_ext.checks import losses, rules
 from verl_ext.checks.judge import check_run, judge, log_run
@@ -19,6 +22,7 @@ GDPO = ("algorithm.adv_estimator=gdpo", KEYS)
 VERLS = ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[acc,format]")
 FACTOR = f"{ACTOR}.loss_scale_factor"
 DRGRPO = (f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"{FACTOR}=3000")
+DRGRPO_RUN = ("algorithm.adv_estimator=drgrpo", *DRGRPO)
 PATH = "reward.custom_reward_function.path"
 KWARGS = "+reward.custom_reward_function.reward_kwargs"
 GSM8K, TOOLS = (f"{PATH}=pkg://verl_ext.rewards.{name}" for name in ("gsm8k", "tool_calling"))
@@ -56,7 +60,7 @@ HADW_GD2PO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gd2po")
 BATCH_STD = "+algorithm.compose.steps=[weighted_sum,divide_by_batch_std,center]"
 REJECTING = "+algorithm.rollout_correction.rollout_rs=token_k1"
 HOOKS = "+trainer.pre_advantage_hooks={mine:{hook_class:my_package.Mine}}"
-KL = "algorithm.use_kl_in_reward=True"
+KL_REWARD = "algorithm.use_kl_in_reward=True"
 OWN_SUM = "+algorithm.compose.steps=['tests.integration.own_steps:Lowest',center]"
 ACCURACY_BY_TURN = "+algorithm.rewards.per_turn=[acc]"
 CONDITIONS = "+algorithm.rewards.conditions={format:{reward:acc,at_least:1}}"
@@ -68,15 +72,15 @@ VAL_ONLY = "trainer.val_only=True"
 TRAINS = (VAL_ONLY, "trainer.val_before_train=False")
 """verl reads `val_only` after the validation before training alone: this run trains."""
 
-# Overrides, with the estimator first where it has no name, and the words of one message.
+# Overrides, with the estimator first where it has no name, and the facts of one message.
 ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("estimator", ("algorithm.adv_estimator=gdop",), ("adv_estimator", "'gdop'", "'gdpo'", "'rloo'")),
     ("section", (*GDPO, "+algorithm.gdop.whiten=token"), ("algorithm.gdop", "algorithm.gdpo")),
-    ("setting one level too high", (*GDPO, "+algorithm.whiten=token"), ("algorithm.whiten", "whiten?")),
+    ("setting one level too high", (*GDPO, "+algorithm.whiten=token"), ("algorithm.whiten", "algorithm.gdpo.whiten")),
     ("section at the top", (*GDPO, "+gdpo.whiten=token"), ("algorithm.gdpo",)),
-    ("preset as an entry", ("+verl_ex=gdpo",), ("verl_ex", "+verl_ext=NAME")),
-    ("presets as an entry", ("+verl_etx=[cpu,gdpo]",), ("verl_etx", "+verl_ext=NAME")),
-    ("interpolation", (*GDPO, "+algorithm.gdpo.epsilon=${nothing}"), ("algorithm.gdpo", "cannot be read")),
+    ("preset as an entry", ("+verl_ex=gdpo", KEYS), ("verl_ex=gdpo", "+verl_ext=gdpo")),
+    ("presets as an entry", ("+verl_etx=[cpu,gdpo]", KEYS), ("verl_etx", "+verl_ext=[cpu,gdpo]")),
+    ("interpolation", (*GDPO, "+algorithm.gdpo.epsilon=${nothing}"), ("algorithm.gdpo", "nothing")),
     ("verl's names", VERLS, ("gdpo_reward_keys", "algorithm.gdpo.whiten=token", "algorithm.gdpo.whiten=sequence")),
     ("verl's weights below hadw", (*HADW_GDPO, KEYS, "+algorithm.gdpo_reward_weights=[1,2]"), ("gdpo.whiten=token",)),
     ("turns under verl's grpo", (GRPO, KEYS, TURNS), ("algorithm.rewards.per_turn", "grpo")),
@@ -92,14 +96,14 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("items of saw", ("algorithm.adv_estimator=saw", SAW, KEYS, ITEMS), ("rubrics", "weight_by_variation")),
     ("items of dara", ("algorithm.adv_estimator=dara", KEYS, ITEMS), ("rubrics", "weight_by_density")),
     ("items by batch", (COMPOSE, KEYS, ITEMS, BY_BATCH), ("rubrics", "divide_by_batch_std")),
-    ("weights of rvpo below hadw", (*HADW_RVPO, KEYS, WEIGHTS), ("rewards.weights", "no effect")),
-    ("a negative weight of rvpo", ("algorithm.adv_estimator=rvpo", *PENALTY), ("rewards.weights", "no effect")),
+    ("weights of rvpo below hadw", (*HADW_RVPO, KEYS, WEIGHTS), ("algorithm.rewards.weights",)),
+    ("a negative weight of rvpo", ("algorithm.adv_estimator=rvpo", *PENALTY), ("algorithm.rewards.weights",)),
     ("a list as the filter", (*GDPO, ITEMS, FILTER, "+algorithm.filter_groups.metric=format"), ("rubrics", "metric")),
-    ("weights of rvpo", ("algorithm.adv_estimator=rvpo", KEYS, WEIGHTS), ("rewards.weights", "no effect")),
-    ("turns and KL", ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, TURNS, KL), ("use_kl_in_reward", "by turn")),
-    ("KL and a sum of one's own", (COMPOSE, OWN_SUM, KEYS, KL), ("use_kl_in_reward", "weighted_sum")),
+    ("weights of rvpo", ("algorithm.adv_estimator=rvpo", KEYS, WEIGHTS), ("algorithm.rewards.weights",)),
+    ("turns and KL", (*DRGRPO_RUN, KEYS, TURNS, KL_REWARD), ("use_kl_in_reward", "per_turn")),
+    ("KL and a sum of one's own", (COMPOSE, OWN_SUM, KEYS, KL_REWARD), ("use_kl_in_reward", "weighted_sum")),
     ("turns as the accuracy", (*HADW_GDPO, KEYS, ACCURACY_BY_TURN), ("per_turn", "'acc'", "rewards.accuracy_key")),
-    ("no keys", ("algorithm.adv_estimator=gdpo",), ("gdpo", "'algorithm.rewards.keys=[...]'")),
+    ("no keys", ("algorithm.adv_estimator=gdpo",), ("gdpo", "++algorithm.rewards.keys=[...]")),
     ("setting of rloo", (RLOO, "+algorithm.verl_ext.skip_zero_advantge=True"), ("'skip_zero_advantage'",)),
     ("section not in force", (*GDPO, "+algorithm.dgpo.dqw_tmp=1"), ("algorithm.dgpo", "'dqw_temp'")),
     ("section beside a setting", (RLOO, KEYS, "+algorithm.rewrds.log=all"), ("algorithm.rewrds", "algorithm.rewards")),
@@ -117,20 +121,20 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("accuracy of one key", ("algorithm.adv_estimator=dgpo", TOOLS, ONE), ("'correctness'", "accuracy_threshold")),
     ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),
     ("loss of drgrpo", ("algorithm.adv_estimator=drgrpo",), (DRGRPO[0], f"{FACTOR}=", "check_loss")),
-    ("no factor", ("algorithm.adv_estimator=drgrpo", DRGRPO[0]), (f"add {FACTOR}=512",)),
-    ("factor as text", ("algorithm.adv_estimator=drgrpo", DRGRPO[0], f"{FACTOR}='8'"), (f"add {FACTOR}=512",)),
+    ("no factor", ("algorithm.adv_estimator=drgrpo", DRGRPO[0]), (f"{FACTOR}=512",)),
+    ("factor as text", ("algorithm.adv_estimator=drgrpo", DRGRPO[0], f"{FACTOR}='8'"), (f"{FACTOR}=512",)),
     (
         "loss that goes its own way",
         ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.policy_loss.loss_mode=sapo"),
         ("loss_mode=sapo", "vanilla"),
     ),
     ("KL", (*GDPO, "algorithm.use_kl_in_reward=True"), ("algorithm.use_kl_in_reward", "use_kl_loss")),
-    ("std of the batch", ("algorithm.adv_estimator=liteppo", STD), ("divide_by_batch_std", "liteppo", "drgrpo")),
-    ("std of a list", (COMPOSE, BATCH_STD, STD), ("norm_adv_by_std_in_grpo", "leave the step out of your list")),
+    ("std of the batch", ("algorithm.adv_estimator=liteppo", STD), ("divide_by_batch_std", "liteppo", "weighted_grpo")),
+    ("std of a list", (COMPOSE, BATCH_STD, STD), ("norm_adv_by_std_in_grpo", "divide_by_batch_std")),
     ("std against mad", (*GDPO, "+algorithm.gdpo.scale=mad", STD), ("norm_adv_by_std_in_grpo", "algorithm.gdpo.scale")),
-    ("KL against maxrl", (MAXRL, "algorithm.use_kl_in_reward=True"), ("algorithm.use_kl_in_reward", "negative")),
+    ("KL against maxrl", (MAXRL, "algorithm.use_kl_in_reward=True"), ("algorithm.use_kl_in_reward", "maxrl")),
     ("temperature", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo={dqw: False, dqw_temp: 5}"), ("dqw_temp", "dqw")),
-    ("conditions of verl's own", (GRPO, KEYS, CONDITIONS), ("algorithm.rewards.conditions", "verl's grpo")),
+    ("conditions of verl's own", (GRPO, KEYS, CONDITIONS), ("algorithm.rewards.conditions", "grpo")),
     ("one response", ("algorithm.adv_estimator=hadw", "actor_rollout_ref.rollout.n=1"), ("rollout.n=1",)),
     ("one response, not only validated", ("algorithm.adv_estimator=hadw", SINGLE, *TRAINS), ("rollout.n=1",)),
     ("no keys, only validated", ("algorithm.adv_estimator=gdpo", VAL_ONLY), ("algorithm.rewards.keys",)),
@@ -151,42 +155,42 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
 WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("settings of grpo", (GRPO, "+algorithm.rewards.keyz=[a]"), ("'keyz'", "'keys'")),
     ("section of rloo", (RLOO, "+algorithm.dgpo.dqw_tmp=1"), ("algorithm.dgpo", "'dqw_temp'")),
-    ("weights of verl's PF-PPO", (*GDPO, "algorithm.use_pf_ppo=True"), ("use_pf_ppo=False", "no effect")),
-    ("PF-PPO on the default trainer", ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=True"), ("of others",)),
+    ("weights of verl's PF-PPO", (*GDPO, "algorithm.use_pf_ppo=True"), ("use_pf_ppo=False", "gdpo")),
+    ("PF-PPO on the default trainer", ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=True"), ("use_v1",)),
     ("rejected rows of grpo", (GRPO, KEYS, "+algorithm.rewards.rejected=exclude"), ("rewards.rejected", "grpo")),
-    ("estimator registered elsewhere", ("algorithm.adv_estimator=my_method",), ("'my_method'", "trainer's process")),
-    ("estimator named as verl's", ("algorithm.adv_estimator=grpo2",), ("'grpo2'", "trainer's process")),
+    ("estimator registered elsewhere", ("algorithm.adv_estimator=mine",), ("'mine'", "VERL_USE_EXTERNAL_MODULES")),
+    ("estimator named as verl's", ("algorithm.adv_estimator=grpo2",), ("'grpo2'", "VERL_USE_EXTERNAL_MODULES")),
     ("something like a setting", (*GDPO, "+algorithm.scales=[1]"), ("algorithm.scales", "gdpo.scale")),
     ("a short word", (*GDPO, "+algorithm.data.x=1"), ("algorithm.data",)),
     ("something shorter", (*GDPO, "+algorithm.key=a"), ("algorithm.key", "rewards.keys")),
     ("section of another", (*GDPO, "+algorithm.dgpo.dqw_temp=5"), ("algorithm.dgpo", "adv_estimator=dgpo")),
     ("dump of grpo", (GRPO, "+algorithm.verl_ext.dump_dir=/tmp/x"), ("dump_dir", "keys")),
     ("filter by the total", (*GDPO, FILTER, "algorithm.filter_groups.metric=reward"), ("metric=any_reward",)),
-    ("balance", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo.balance=sequence"), ("balance=sequence", "token")),
+    ("balance", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo.balance=sequence"), ("token-mean", "balance=auto")),
     (
         "balance by a loss that goes its own way",
         ("algorithm.adv_estimator=dgpo", f"{ACTOR}.policy_loss.loss_mode=sapo"),
         ("loss_mode=sapo", "balance=sequence"),
     ),
     ("std of verl's gdpo", (*VERLS, "+algorithm.gdpo.whiten=token", STD), ("norm_adv_by_std_in_grpo",)),
-    ("greedy answers", (GRPO, "actor_rollout_ref.rollout.temperature=0"), ("rollout.temperature=1", "8 answers")),
-    ("the best token", (GRPO, "actor_rollout_ref.rollout.top_k=1"), ("rollout.top_k=-1", "8 answers")),
+    ("greedy answers", (GRPO, "actor_rollout_ref.rollout.temperature=0"), ("8", "rollout.temperature=1")),
+    ("the best token", (GRPO, "actor_rollout_ref.rollout.top_k=1"), ("rollout.top_k=1", "8", "rollout.top_k=-1")),
     *(
-        (f"{part} {kept}", (GRPO, f"{ACTOR}.checkpoint.{part}=[{kept}]"), (f"{part}=", f"lacks {lost}"))
+        (f"{part} {kept}", (GRPO, f"{ACTOR}.checkpoint.{part}=[{kept}]"), (f"{part}=['{kept}']", *lost))
         for part in ("save_contents", "load_contents")
-        for kept, lost in (("model", "'optimizer'"), ("hf_model", "'model', 'optimizer'"), ("optimizer", "'model'"))
+        for kept, lost in (("model", ("optimizer",)), ("hf_model", ("model", "optimizer")), ("optimizer", ("model",)))
     ),
     (
         "a model that is not read before it is validated",
         (GRPO, VAL_ONLY, f"{ACTOR}.checkpoint.load_contents=[optimizer]"),
-        ("load_contents=", "lacks 'model'"),
+        ("load_contents=['optimizer']", "'model'"),
     ),
     ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
     *(
-        (f"one of {name}", (f"algorithm.adv_estimator={name}", SINGLE), ("rollout.n=1", f"{name}: {effect}", "n=8"))
+        (f"one of {name}", (f"algorithm.adv_estimator={name}", SINGLE), ("rollout.n=1", name, effect, "n=8"))
         for name, effect in rules.ALONE.items()
     ),
-    ("a warm-up without an end", (GRPO, WARMUP, "trainer.total_training_steps=10"), ("lr_warmup_steps=10", "10 steps")),
+    ("a warm-up without an end", (GRPO, WARMUP, "trainer.total_training_steps=10"), ("lr_warmup_steps=1",)),
     ("a short micro-batch", (GRPO, *SHORT), ("ppo_max_token_len_per_gpu=1000", "ppo_max_token_len_per_gpu=1024")),
     ("trained and validated", (GRPO, "data.train_files=[a,b]", "data.val_files=b"), ("'b'", "data.val_files")),
 ]  # fmt: skip
@@ -251,36 +255,100 @@ def known_verl(monkeypatch):
         monkeypatch.setattr("verl.__version__", list(losses.SELF_AGGREGATING)[-1])
 
 
+FIRST = ("Add", "Keep", "Remove", "Rename", "Return", "Set", "Start", "Use", "Write")
+"""The words with which a fix begins."""
+NO_FIX = (
+    "'dqw_temp'",
+    "dqw_temp=5.0",
+    "'keyz'",
+    "'skip_zero_advantge'",
+    "'gsm8'",
+    "'yes'",
+    "nothing",
+    "accuracy_between",
+)
+"""Facts of the findings whose text is that of an exception, which has the fix in it."""
+
+
+def assert_full_sentences(findings):
+    """Each finding has a text and a fix."""
+    for finding in findings:
+        assert finding.text.endswith("."), finding
+        if finding.fix or not any(says(finding, fact) for fact in NO_FIX):
+            assert finding.fix.startswith(FIRST), finding
+            assert finding.fix.endswith("."), finding
+
+
 @names(ERRORS)
 def test_it_is_refused(overrides, words):
     config = compose(*overrides)
-    errors = judge(config).errors
-    assert any(all(word in text for word in words) for text in errors), errors
+    verdict = judge(config)
+    assert any(says(error, *words) for error in verdict.errors), verdict.errors
+    assert_full_sentences(verdict.findings)
     with pytest.raises(ConfigurationError) as caught:
         check_run(config)
-    assert all(text in str(caught.value) for text in errors)
+    assert all(str(error) in str(caught.value) for error in verdict.errors)
 
 
 @names(WARNINGS)
 def test_it_is_warned_of(overrides, words):
     verdict = judge(compose(*overrides))
-    assert verdict.errors == ()
-    assert any(all(word in text for word in words) for text in verdict.warnings), verdict.warnings
+    assert verdict.errors == []
+    assert any(says(warning, *words) for warning in verdict.findings), verdict.findings
+    assert_full_sentences(verdict.findings)
+
+
+@names([*ERRORS, *WARNINGS])
+def test_no_fix_leads_to_the_next_finding(overrides, words):
+    before = judge(compose(*overrides)).findings
+    for finding in before:
+        for added, removed in ways(finding.fix):
+            after = judge(compose(*without(overrides, removed), *added)).findings
+            assert {*after} < {*before}, (added, removed)
+            assert finding not in after, (added, removed)
+
+
+IN_REWARD, IN_LOSS = "algorithm.kl_ctrl.kl_coef=0.01", f"{ACTOR}.kl_loss_coef=0.01"
+SKIPS = "+algorithm.verl_ext.skip_zero_advantage=True"
+# Overrides, one of them about KL that verl does not read, and the setting that the fix sets, or none.
+KL: dict[str, tuple[tuple[str, ...], str | None]] = {
+    "gdpo": ((*GDPO, IN_REWARD), f"{ACTOR}.use_kl_loss=True"),
+    "gdpo that skips": ((*GDPO, SKIPS, IN_REWARD), f"{ACTOR}.use_kl_loss=True"),
+    "maxrl": ((MAXRL, IN_REWARD), f"{ACTOR}.use_kl_loss=True"),
+    "a sum of one's own": ((COMPOSE, OWN_SUM, KEYS, IN_REWARD), f"{ACTOR}.use_kl_loss=True"),
+    "drgrpo by turn": ((*DRGRPO_RUN, KEYS, TURNS, IN_REWARD), None),
+    "drgrpo": ((*DRGRPO_RUN, IN_REWARD), "algorithm.use_kl_in_reward=True"),
+    "grpo": ((GRPO, IN_REWARD), "algorithm.use_kl_in_reward=True"),
+    "loss of drgrpo": ((*DRGRPO_RUN, IN_LOSS), None),
+    "loss that skips": ((GRPO, SKIPS, IN_LOSS), f"{ACTOR}.use_kl_loss=True"),
+}
+
+
+@pytest.mark.parametrize("case", KL)
+def test_a_kl_term_that_is_not_read_has_a_fix_that_is_accepted(case, tmp_path):
+    searched = "hydra: {searchpath: ['pkg://verl.trainer.config']}"
+    (tmp_path / "mine.yaml").write_text(f"{searched}\ndefaults: [ppo_trainer, _self_]\n")
+    overrides, switch = KL[case]
+    (finding,) = judged(tmp_path, *overrides).findings
+    fixes = [*ways(finding.fix)]
+    assert [added for added, _ in fixes if switch in added] or switch is None
+    assert [removed for _, removed in fixes if removed] == [[overrides[-1].partition("=")[0]]]
+    for added, removed in fixes:
+        assert judged(tmp_path, *without(overrides, removed), *added).findings == ()
 
 
 @pytest.mark.parametrize("preset", [(), ("+verl_ext=gdpo",)], ids=["without a preset", "with one"])
 def test_the_lines_that_are_offered_for_verls_names_are_accepted_by_hydra(preset):
     (error,) = judge(composed_by_hydra(*preset, *VERLS)).errors
-    lines = re.findall(r"\S+=(?:token|sequence)\b", error)
+    lines = re.findall(r"\S+=(?:token|sequence)\b", error.fix)
     assert len(lines) == 2
     for line in lines:
-        assert judge(composed_by_hydra(*preset, *VERLS, line)).errors == ()
+        assert judge(composed_by_hydra(*preset, *VERLS, line)).errors == []
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_it_is_accepted_without_a_word(case):
-    verdict = check_run(compose(*ACCEPTED[case]))
-    assert (verdict.errors, verdict.warnings) == ((), ())
+    assert check_run(compose(*ACCEPTED[case])).findings == ()
 
 
 def test_the_log_of_a_training_begins_with_what_check_prints(caplog):
@@ -291,7 +359,7 @@ def test_the_log_of_a_training_begins_with_what_check_prints(caplog):
     for word, fact in (("version", verl_ext.__version__), ("estimator", "dgpo"), ("loss", "token-mean")):
         assert fact in lines[word]
     assert {"steps", "rewards", "accuracy"} <= lines.keys()
-    assert "balance=sequence" in warned
+    assert says(warned, "algorithm.dgpo.balance=auto")
 
 
 def test_all_errors_are_said_at_once():
@@ -300,15 +368,15 @@ def test_all_errors_are_said_at_once():
 
 
 def rule_of_a_plugin(run):
-    yield Finding(f"no GPU for {run.name}")
-    yield Finding("slow", fatal=False)
+    yield Finding("error", f"{run.name} has no GPU.", "Add one.")
+    yield Finding("warning", "The run is slow.", "")
 
 
 @pytest.mark.parametrize("every", [True, False])
 def test_rules_of_plugins_are_judged_too(every, monkeypatch):
     monkeypatch.setattr(hooks, "RULES", {f"{__name__}:rule_of_a_plugin": every})
-    verdict = judge(compose(*GDPO))
-    assert (verdict.errors, verdict.warnings) == (("no GPU for gdpo",), ("slow",))
+    found = [(finding.severity, str(finding)) for finding in judge(compose(*GDPO)).findings]
+    assert found == [("error", "gdpo has no GPU. Add one."), ("warning", "The run is slow.")]
 
 
 def test_a_hook_that_failed_ends_runs_with_our_estimators_only(monkeypatch):
@@ -318,4 +386,4 @@ def test_a_hook_that_failed_ends_runs_with_our_estimators_only(monkeypatch):
     monkeypatch.setattr(hooks, "require", failed)
     with pytest.raises(IntegrationError):
         judge(compose(*GDPO))
-    assert judge(compose(GRPO, KEYS)).errors == ()
+    assert judge(compose(GRPO, KEYS)).errors == []

@@ -7,24 +7,24 @@ import pandas
 import psutil
 import pytest
 
-from tests.facts import a_line_says
+from tests.facts import a_line_says, says
 
 FUNCTION = "reward.custom_reward_function"
 
 
-@pytest.mark.parametrize(("function", "answers"), [("compute_score", 16), ("later", 4)])
-def test_it_prints_what_the_components_are(tried, function, answers):
+@pytest.mark.parametrize(("function", "responses"), [("compute_score", 16), ("later", 4)])
+def test_it_prints_the_type_and_the_range_of_each_component(tried, function, responses):
     status, out = tried(f"{FUNCTION}.name={function}", f"+{FUNCTION}.reward_kwargs.bonus=3")
     lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
     assert status == 0
-    assert "2 rows" in out
-    assert f"{answers} answers" in out  # the first row in each form, if the function is quick
-    assert "0 to 1" in lines["correct"]
-    assert "3 to 3" in lines["format"]
-    assert f"{answers} NaN, missing or no number" in lines["nothing"]
-    assert f"{answers} NaN, missing or no number" in lines["long"]
-    assert "'correct'" in lines["in"]
-    assert "'score'" not in lines["in"]
+    # The first row is scored in each template if the function is fast.
+    assert a_line_says(out, responses, "responses", "2 rows of data.train_files")
+    assert "0 to 1" in lines["correct:"]
+    assert "3 to 3" in lines["format:"]
+    assert says(lines["nothing:"], responses, "NaN")
+    assert says(lines["long:"], responses, "NaN")
+    assert "'correct'" in lines["can"]
+    assert "'score'" not in lines["can"]
 
 
 def test_it_scores_in_an_event_loop_of_its_own(tried):
@@ -41,11 +41,11 @@ def test_it_scores_in_an_event_loop_of_its_own(tried):
 
 
 def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path):
-    status, out = tried("--answers", str(tmp_path / "answers.jsonl"), keys="corect,format")
+    status, out = tried("--responses", str(tmp_path / "answers.jsonl"), keys="corect,format")
     assert status == 1
     assert "'corect'" in out
     assert "'correct'" in out
-    assert a_line_says(out, f"row 1 of {tmp_path}/train.parquet", "answer of the file", "KeyError")
+    assert a_line_says(out, f"row 1 of {tmp_path}/train.parquet", "response of the file", "KeyError")
     _, error = tried(f"{FUNCTION}.name=compute_scores")
     assert a_line_says(error, f"{FUNCTION}.name", "'compute_scores'", "'compute_score'")
     assert "0 errors" not in out
@@ -57,24 +57,24 @@ BETWEEN = (f"{FILTER}.enable=True", f"{FILTER}.metric=accuracy_between", "algori
 
 
 @pytest.mark.parametrize(
-    ("keys", "arguments", "word"),
+    ("keys", "arguments", "words"),
     [
-        ("correct,nothing", (), "is missing or None"),
-        ("correct,rare", (), "is missing or None"),
-        ("", ("algorithm.adv_estimator=hadw", MISSPELT), "'corect'"),
-        ("", ("algorithm.adv_estimator=hadw",), "accuracy must lie in [0, 1], but 'score'"),
+        ("correct,nothing", (), ("'nothing'", "missing", "None")),
+        ("correct,rare", (), ("'rare'", "missing", "None")),
+        ("", ("algorithm.adv_estimator=hadw", MISSPELT), ("'corect'",)),
+        ("", ("algorithm.adv_estimator=hadw",), ("accuracy", "[0, 1]", "'score'")),
         (
             "correct,format",
             ("algorithm.adv_estimator=maxrl", f"+{FUNCTION}.reward_kwargs.bonus=-0.5"),
-            "found -0.5 for uid 'row 0 of ",
+            ("-0.5", "row 0 of"),
         ),
-        ("", ("algorithm.adv_estimator=grpo", *BETWEEN, MISSPELT), "'corect'"),
+        ("", ("algorithm.adv_estimator=grpo", *BETWEEN, MISSPELT), ("'corect'",)),
     ],
 )
-def test_what_would_end_the_run_is_refused(tried, keys, arguments, word):
+def test_what_would_end_the_run_is_refused(tried, keys, arguments, words):
     status, out = tried(*arguments, keys=keys)
     assert status == 1
-    assert word in out
+    assert a_line_says(out, "error", *words)
 
 
 def test_what_the_reward_manager_adds_is_not_missing(tried):
@@ -110,23 +110,23 @@ def test_no_row_or_no_function_is_no_trial(tried):
 
 def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path):
     (tmp_path / "answers.jsonl").write_text('"1 0 1"\n"2 2"\n')
-    given = ("algorithm.rewards.per_turn=[format]", f"{FUNCTION}.name=turns", f"--answers={tmp_path}/answers.jsonl")
+    given = ("algorithm.rewards.per_turn=[format]", f"{FUNCTION}.name=turns", f"--responses={tmp_path}/answers.jsonl")
     status, out = tried(*given)
     assert status == 0, out
     (line,) = (line for line in out.splitlines() if line.strip().startswith("format"))
-    assert "by turn, 0 to 7 entries" in line
+    assert says(line, "0 to 7", "turns")
     assert "0 to 1" in line
     status, out = tried(*given, f"+{FUNCTION}.reward_kwargs.plain=True")
     assert status == 1
     assert "per_turn([...])" in out
 
 
-def test_rewards_by_item_are_shown_and_what_is_wrong_with_them_is_told(tried, tmp_path):
+def test_rewards_by_item_are_shown_and_what_is_wrong_with_them_is_reported(tried, tmp_path):
     given = ("algorithm.rewards.rubrics=[format]", f"{FUNCTION}.name=items")
     status, out = tried(*given)
     assert status == 0, out
     (line,) = (line for line in out.splitlines() if line.strip().startswith("format"))
-    assert "by item, 2 to 2 entries" in line
+    assert says(line, "2 to 2", "criteria")
     assert "0 to 1" in line
     for wrong, words in (("plain", ("rubric([...]", "'format'")), ("fewer", (f"row 0 of {tmp_path}", "'format'"))):
         status, out = tried(*given, f"+{FUNCTION}.reward_kwargs.wrong={wrong}")
@@ -156,12 +156,12 @@ def test_a_row_of_each_data_source_is_tried_and_more_than_asked_is_said(given, t
 
 def test_with_answers_the_first_rows_are_tried(given, tmp_path):
     (tmp_path / "answers.jsonl").write_text('"2"\n"2"\n')
-    words = ("--answers", str(tmp_path / "answers.jsonl"))
+    words = ("--responses", str(tmp_path / "answers.jsonl"))
     assert given(["1"] * 2 + ["raise"] * 8, ["x"] * 5 + ["unknown"] * 5, words=words)[0] == 0
 
 
 def test_a_null_is_found_in_any_row_by_its_file_and_row(given, tmp_path):
-    user, place = {"role": "user", "content": "a"}, f"row 13 of {tmp_path}/train.parquet"
+    user, place = {"role": "user", "content": "a"}, f"Row 13 of {tmp_path}/train.parquet"
     for truth, kind in ((None, "null"), ("", "empty")):
         status, out = given(["1"] * 13 + [truth] + ["1"] * 6)
         assert status == (truth is None)
@@ -170,7 +170,7 @@ def test_a_null_is_found_in_any_row_by_its_file_and_row(given, tmp_path):
         status, out = given(["1"] * 20, contents=[[user]] * 13 + [wrong] + [[user]] * 6)
         assert status == 1
         assert a_line_says(out, place, "data.prompt_key=prompt", "None", "role", "content")
-    assert a_line_says(given(["1"], contents=["2+3"])[1], "row 0 of", "data.prompt_key=prompt", "'2+3'", "messages")
+    assert a_line_says(given(["1"], contents=["2+3"])[1], "Row 0 of", "data.prompt_key=prompt", "'2+3'", "messages")
     assert given(["1"] * 5 + [None] * 5, ["x"] * 5 + ["judged"] * 5)[0] == 0  # it has a function that needs none
     called = [user, {"role": "assistant", "content": None}]
     assert given(["1"] * 20, contents=[[user]] * 13 + [called] * 7)[0] == 0
@@ -179,7 +179,7 @@ def test_a_null_is_found_in_any_row_by_its_file_and_row(given, tmp_path):
 def test_rows_of_validation_fail_only_where_scoring_does(given, tmp_path):
     status, out = given(["1"] * 3)
     assert status == 0
-    assert a_line_says(out, "data.val_files", f"{tmp_path}/val.parquet", "missing")
+    assert a_line_says(out, "data.val_files", f"{tmp_path}/val.parquet", "note")
     assert given(["1", "1"], ["x", "unknown"], file="val")[0] == 1
     status, out = given(["1", None, "3"], file="val")
     assert status == 0, out
@@ -196,12 +196,12 @@ def test_with_a_dataset_of_the_users_own_the_rows_of_its_file_are_no_fault(tried
 def test_a_function_that_scores_otherwise_when_asked_again_is_said(tried, tmp_path):
     status, out = tried(f"{FUNCTION}.name=random")
     assert status == 0
-    assert a_line_says(out, "look", f"row 0 of {tmp_path}/train.parquet", "correct=0 and 27")
-    assert "scored twice" not in tried()[1]
+    assert a_line_says(out, "note", f"row 0 of {tmp_path}/train.parquet", "correct=0", "correct=27")
+    assert not a_line_says(tried()[1], "note", "correct=0")
 
 
 def test_named_rewards_that_are_always_equal_are_said(tried):
-    assert a_line_says(tried(f"{FUNCTION}.name=copied")[1], "look", "algorithm.rewards.keys", "correct", "format")
+    assert a_line_says(tried(f"{FUNCTION}.name=copied")[1], "note", "algorithm.rewards.keys", "correct", "format")
     assert "are equal" not in tried()[1]
     assert "are equal" not in tried(f"{FUNCTION}.name=random")[1]  # constants
 
@@ -210,15 +210,17 @@ def test_a_slow_function_shows_how_far_it_is(tried, monkeypatch):
     clock = iter(range(0, 10_000, 6))
     monkeypatch.setattr("verl_ext.checks.scoring.time.monotonic", lambda: next(clock))
     _, out = tried("--seconds", "1000")
-    assert re.search(r"^\d+ answers", out, re.M)
+    assert re.search(r"^\d+ responses", out, re.M)
 
 
 @pytest.mark.parametrize("function", ["hangs", "hangs_with_a_child", "ends"])
 def test_a_function_that_does_not_come_back_is_ended_and_named(tried, tmp_path, function):
     (tmp_path / "answers.jsonl").write_text('"7 7"')
-    status, out = tried(f"{FUNCTION}.name={function}", "--answers", str(tmp_path / "answers.jsonl"), "--seconds", "0.5")
+    status, out = tried(
+        f"{FUNCTION}.name={function}", "--responses", str(tmp_path / "answers.jsonl"), "--seconds", "0.5"
+    )
     assert status == 1
-    assert a_line_says(out, f"row 0 of {tmp_path}/train.parquet", "answer of the file", "`7 7`")
+    assert a_line_says(out, f"row 0 of {tmp_path}/train.parquet", "response of the file", "`7 7`")
     assert a_line_says(out, "--seconds") == (function != "ends")
     if function == "hangs_with_a_child":
         child = int((tmp_path / "child").read_text())
@@ -228,34 +230,34 @@ def test_a_function_that_does_not_come_back_is_ended_and_named(tried, tmp_path, 
 def test_the_form_that_the_function_reads_is_said_and_a_constant_reward(given, tmp_path):
     words = (f"{FUNCTION}.name=never",)
     _, out = given(["1", "2"], words=words)
-    assert a_line_says(out, "truths", "`#### 1`", "correct=1.0", "2 of 2")
+    assert a_line_says(out, "Ground truths", "`#### 1`", "correct=1.0", "2 of 2")
     assert a_line_says(
-        out, "look", "format=1.0", f"{tmp_path}/reward.py", "reward_model.ground_truth", "--answer-template"
+        out, "note", "format=1.0", f"{tmp_path}/reward.py", "reward_model.ground_truth", "--answer-template"
     )
-    assert not a_line_says(out, "look", "score=0.0")
+    assert not a_line_says(out, "note", "score=0.0")
     words += ("--answer-template", "It is {}", f"{FUNCTION}.name=returns", f"+{FUNCTION}.reward_kwargs.score=0")
     status, out = given(["1", "2"], words=words)
-    assert a_line_says(out, "look", "correct=1.0", "`It is {}`")
+    assert a_line_says(out, "note", "correct=1.0", "`It is {}`")
     assert (status, given(["1", "2"], words=(*words, "--strict"))[0]) == (0, 1)
     assert given(["1"], words=("--answer-template", "It is"))[0] == 1
 
 
 def test_a_filter_of_groups_by_what_the_function_does_not_return_is_said(tried):
     words = ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=")
-    assert a_line_says(tried(*words[:1], f"{words[1]}seq_reward")[1], "look", "seq_reward", "'correct'")
-    assert not a_line_says(tried(*words[:1], f"{words[1]}correct")[1], "look", "algorithm.filter_groups.metric")
+    assert a_line_says(tried(*words[:1], f"{words[1]}seq_reward")[1], "note", "seq_reward", "'correct'")
+    assert not a_line_says(tried(*words[:1], f"{words[1]}correct")[1], "note", "algorithm.filter_groups.metric")
 
 
 def test_tools_that_the_agent_loop_does_not_know_are_said(tried):
     rollout = "actor_rollout_ref.rollout"
     tools = f"{rollout}.multi_turn.tool_config_path"
-    assert a_line_says(tried(f"{tools}=tools.yaml")[1], "look", tools, "agent_name", "tool_agent")
+    assert a_line_says(tried(f"{tools}=tools.yaml")[1], "note", tools, "agent_name", "tool_agent")
     _, out = tried(f"{tools}=tools.yaml", f"{rollout}.agent.default_agent_loop=tool_agent")
-    assert not a_line_says(out, "look", tools)
+    assert not a_line_says(out, "note", tools, "tool_agent")
 
 
 def test_a_threshold_that_no_ground_truth_exceeds_is_said(tried):
     named = "algorithm.rewards.accuracy_key=correct"
     _, out = tried(named, "algorithm.rewards.accuracy_threshold=9")
-    assert a_line_says(out, "look", "correct above 9=False")
-    assert not a_line_says(tried(named, "algorithm.rewards.accuracy_threshold=0.5")[1], "look", "correct above 0.5")
+    assert a_line_says(out, "note", "correct above 9=False")
+    assert not a_line_says(tried(named, "algorithm.rewards.accuracy_threshold=0.5")[1], "note", "correct above 0.5")

@@ -3,6 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
+from tests.checks.fixes import ways
 from tests.checks.test_presets import judged
 from tests.facts import says
 from verl_ext.cli import main
@@ -16,7 +17,7 @@ UNREAD = {
     "algorithm.rollout_correction.rollout_is_threshold=3": "algorithm.rollout_correction.rollout_is=token",
     f"{FUNCTION}.name=score": f"{FUNCTION}.path=FILE",
     "reward.reward_model.model_path=judge": "reward.reward_model.enable=True",
-    f"{ACTOR}.clip_ratio=0.3": f"{ACTOR}.clip_ratio_low=0.1",
+    f"{ACTOR}.clip_ratio=0.3": f"{ACTOR}.clip_ratio_low=0.3",
 }
 READ = [*UNREAD.values()]
 PENALTY = (f"+{KWARGS}.overlong_buffer_cfg={{enable: true, len: 9}}", f"+{KWARGS}.max_resp_len=99")
@@ -32,7 +33,7 @@ def warned(tmp_path):
     def judge(*overrides, file=("trainer.project_name=mine",), presets=""):
         head = f"hydra: {{searchpath: ['pkg://verl.trainer.config']}}\ndefaults: [ppo_trainer, {presets}_self_]\n"
         (tmp_path / "mine.yaml").write_text(head + OmegaConf.to_yaml(OmegaConf.from_dotlist([*file])))
-        return judged(tmp_path, *overrides).warnings
+        return [finding for finding in judged(tmp_path, *overrides).findings if finding.severity == "warning"]
 
     return judge
 
@@ -42,12 +43,15 @@ def test_each_is_warned_of_with_the_setting_that_it_needs(place, warned):
     warnings = warned(GRPO, *UNREAD) if place == "typed" else warned(GRPO, file=UNREAD)
     assert len(warnings) == len(UNREAD)
     for given, switch in UNREAD.items():
-        assert sum(says(text, given.split("=")[0], switch) for text in warnings) == 1, (given, warnings)
+        (warning,) = (warning for warning in warnings if says(warning, given.split("=")[0], switch))
+        read, removed = ways(warning.fix)
+        assert switch in read[0]
+        assert removed[1] == [given.split("=")[0]]
 
 
 def test_what_is_a_default_or_0_or_deleted_or_in_a_file_of_verls_is_not(warned, capsys):
     typed = (f"~{ACTOR}.kl_loss_coef", f"{ACTOR}.clip_ratio=0.2", "algorithm.kl_ctrl={kl_coef: 0.0, horizon: null}")
-    assert warned(GRPO, *typed, file=[f"{ACTOR}.kl_loss_coef=1"]) == ()
+    assert warned(GRPO, *typed, file=[f"{ACTOR}.kl_loss_coef=1"]) == []
     main(["check", "--config-path=config", GRPO, "actor_rollout_ref.rollout.n=8"])
     assert says(capsys.readouterr().out, "0 warnings")
 

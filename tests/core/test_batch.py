@@ -54,14 +54,14 @@ def test_an_accuracy_that_is_not_finite_is_named_with_its_uid(wrong, threshold):
 
 @pytest.mark.parametrize("values", [[-1.0, 1.0], [0.0, 2.0], [0.0, 1 + 2e-6], [-2e-6, 0.5]])
 def test_accuracy_outside_the_unit_interval_names_key_range_and_remedy(values):
-    told = (
+    words = (
         "'reward'",
         f"[{min(values):g}, {max(values):g}]",
         "[0, 1]",
         "algorithm.rewards.accuracy_key",
         "accuracy_threshold=t",
     )
-    with pytest.raises(ConfigurationError, match=facts(*told)):
+    with pytest.raises(ConfigurationError, match=facts(*words)):
         unit_accuracy(np.array([*values, NAN]), LABELS, key="reward", threshold=None)
 
 

@@ -37,7 +37,7 @@ def test_a_state_of_the_same_steps_passes():
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "words"),
     [
         ({"count": 2, "whiten": 1}, ("'whiten'", "another estimator")),
         ({"center": 1}, ("'center'", "another estimator")),  # a step that remembers nothing
@@ -46,8 +46,8 @@ def test_a_state_of_the_same_steps_passes():
         ({"weight_by_history": {}}, ("weight_by_history", "damaged")),
     ],
 )
-def test_a_state_from_which_no_step_can_go_on_is_refused(state, told):
-    with pytest.raises(CheckpointError, match=facts(*told)):
+def test_a_state_from_which_no_step_can_go_on_is_refused(state, words):
+    with pytest.raises(CheckpointError, match=facts(*words)):
         ALL.check_state(state)
 
 

@@ -76,7 +76,7 @@ def test_an_advantage_is_broadcast_over_the_tokens_that_count(kind, dtype):
     assert not torch.signbit(found[~mask]).any()
 
 
-def test_padding_is_told_by_its_name_and_that_no_row_sums():
+def test_padding_is_recognized_by_its_name_and_that_no_row_sums():
     mask = torch.tensor([[0, 0], [1, 0], [0, 0], [0, 0]])
     for uids, padding in (
         (["pad-1", "pad-2", 7, "a"], [True, False, False, False]),

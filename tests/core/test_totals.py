@@ -130,7 +130,7 @@ def test_what_is_not_scored_or_has_no_tokens_in_the_loss_sets_no_length():
     assert shortened([1, 1, 1], [1, 4, 6], [NAN, 1, 1]) == [1, 1, 0.5]
 
 
-def test_by_turn_a_response_earns_it_at_its_last_turn():
+def test_per_turn_a_response_receives_it_at_its_last_turn():
     # 3 + 1 and 2 tokens: the longer response loses .5 at its second turn, discounted at its first.
     turns = Turns.of_counts([2, 1], discount=0.5)
     assert shortened([1, 1, 1], [3, 1, 2], [1, 1, 1], turns=turns) == [0.5 - 0.25, 1 - 0.5, 1]

@@ -68,9 +68,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "given", "told"), BAD)
-def test_what_is_not_of_its_type_is_refused(kind, given, told):
-    with pytest.raises(ConfigurationError, match=facts(*told)):
+@pytest.mark.parametrize(("kind", "given", "words"), BAD)
+def test_what_is_not_of_its_type_is_refused(kind, given, words):
+    with pytest.raises(ConfigurationError, match=facts(*words)):
         value_of("x", given, kind)
 
 
@@ -99,7 +99,7 @@ def test_numbers_have_limits_each_of_a_list_as_well(kind, limits, within, beyond
 
 
 @pytest.mark.parametrize(("value", "kind", "advised"), [(10.0, int, True), (10.5, int, False), (1.0, str, False)])
-def test_a_whole_number_written_as_a_float_is_told_how_to_write_it(value, kind, advised):
+def test_for_a_whole_number_written_as_a_float_the_integer_is_proposed(value, kind, advised):
     with pytest.raises(ConfigurationError, match=facts("x.n", repr(value))) as caught:
         value_of("x.n", value, kind)
-    assert says(caught.value, f"write {value:.0f}" if advised else "write") is advised
+    assert says(caught.value, f"x.n={value:.0f}") is advised

@@ -1,4 +1,4 @@
-"""A rollout that returns the answers of a file."""
+"""A rollout that returns the responses of a file."""
 
 import asyncio
 import json
@@ -12,12 +12,12 @@ from verl_ext.errors import DataError
 
 @pytest.fixture
 def answered(served, tmp_path):
-    """Runs a scenario with a server that has the answers of these lines."""
+    """Runs a scenario with a server that has the responses of these lines."""
 
     def run(scenario, *lines, response_length=64):
-        file = tmp_path / "answers.jsonl"
+        file = tmp_path / "responses.jsonl"
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        kwargs = {"embedded": {"answers": str(file)}}
+        kwargs = {"embedded": {"responses": str(file)}}
         return served(scenario, engine_kwargs=kwargs, response_length=response_length)
 
     return run
@@ -83,5 +83,5 @@ def test_an_answer_is_cut_at_the_limit(answered):
 
 @pytest.mark.parametrize("lines", [[{"answer": "a"}], ["a", []], [["a", 1]], []])
 def test_a_file_without_answers_or_with_a_line_that_is_none_is_refused_by_its_name(answered, lines):
-    with pytest.raises(DataError, match="answers.jsonl"):
+    with pytest.raises(DataError, match="responses.jsonl"):
         answered(ask, *lines)

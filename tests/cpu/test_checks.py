@@ -24,7 +24,13 @@ def configuration(*overrides, group="cpu"):
 
 def complaints(*overrides, group="cpu"):
     run = RunConfig.of(configuration(*overrides, group=group))
-    return [complaint.text for complaint in checks.rule(run)]
+    return [*checks.rule(run)]
+
+
+def lines(finding):
+    """The lines that a fix proposes."""
+    words = (word.rstrip(".,") for word in finding.fix.split())
+    return [word for word in words if "=" in word]
 
 
 @pytest.mark.parametrize(
@@ -42,25 +48,26 @@ def test_the_presets_run(group, overrides):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "words"),
     [
-        ([f"{ACTOR}.strategy=fsdp"], ("'fsdp'", f"set ++{ACTOR}.strategy=fsdp2")),
-        (["critic.strategy=fsdp", "algorithm.adv_estimator=gae"], ("set ++critic.strategy=fsdp2",)),
+        ([f"{ACTOR}.strategy=fsdp"], (f"{ACTOR}.strategy=fsdp", f"++{ACTOR}.strategy=fsdp2")),
+        (["critic.strategy=fsdp", "algorithm.adv_estimator=gae"], ("critic.strategy=fsdp", "++critic.strategy=fsdp2")),
         (
             [f"actor_rollout_ref.model.{ATTENTION}=flash_attention_2"],
-            ("'flash_attention_2'", "'eager', 'sdpa'", f"set ++actor_rollout_ref.model.{ATTENTION}=sdpa"),
+            (f"{ATTENTION}=flash_attention_2", "'eager'", f"++actor_rollout_ref.model.{ATTENTION}=sdpa"),
         ),
-        ([f"~actor_rollout_ref.model.{ATTENTION}"], (f"set ++actor_rollout_ref.model.{ATTENTION}=sdpa",)),
+        ([f"~actor_rollout_ref.model.{ATTENTION}"], (f"++actor_rollout_ref.model.{ATTENTION}=sdpa",)),
         (["actor_rollout_ref.model.use_remove_padding=True"], ("use_remove_padding=False",)),
-        ([f"{ROLLOUT}.tensor_model_parallel_size=2"], (f"set ++{ROLLOUT}.tensor_model_parallel_size=1",)),
-        ([f"{ROLLOUT}.logprobs_mode=raw_logprobs"], (f"set ++{ROLLOUT}.logprobs_mode=processed_logprobs",)),
+        ([f"{ROLLOUT}.tensor_model_parallel_size=2"], (f"++{ROLLOUT}.tensor_model_parallel_size=1",)),
+        ([f"{ROLLOUT}.logprobs_mode=raw_logprobs"], (f"++{ROLLOUT}.logprobs_mode=processed_logprobs",)),
         # As from a user's own file, where a line of its own wins over a preset before it.
-        ([f"{ROLLOUT}.name=vllm"], ("'vllm'", f"set ++{ROLLOUT}.name=embedded")),
+        ([f"{ROLLOUT}.name=vllm"], (f"{ROLLOUT}.name=vllm", f"++{ROLLOUT}.name=embedded")),
     ],
 )
-def test_a_run_that_cannot_work_is_refused_with_the_line_to_change(overrides, told):
-    (text,) = complaints(*overrides)
-    assert says(text, *told)
+def test_a_run_that_cannot_work_is_refused_with_the_line_to_change(overrides, words):
+    (finding,) = complaints(*overrides)
+    assert says(finding, *words)
+    assert complaints(*overrides, *lines(finding)) == []
 
 
 CLUSTER = "10.0.0.1:6379"
@@ -69,9 +76,9 @@ NO_NUMBERS = (f"{RAY}.num_cpus=null", f"{RAY}.num_gpus=null")
 
 
 def ignored(*overrides, group="cpu"):
-    """The findings about a cluster, as `judge` has them: errors, then warnings."""
-    verdict = judge(configuration(*overrides, group=group))
-    return [[text for text in texts if "RAY_ADDRESS" in text] for texts in (verdict.errors, verdict.warnings)]
+    """The findings about a cluster that the checks of a run have."""
+    findings = judge(configuration(*overrides, group=group)).findings
+    return [finding for finding in findings if "RAY_ADDRESS" in str(finding)]
 
 
 def test_a_run_on_the_cpu_starts_a_ray_of_its_own():
@@ -80,30 +87,30 @@ def test_a_run_on_the_cpu_starts_a_ray_of_its_own():
 
 def test_a_cluster_that_the_environment_names_is_ignored_with_a_warning_that_says_how_to_use_it(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", CLUSTER)
-    errors, (text,) = ignored()
-    assert errors == []
-    assert says(text, f"RAY_ADDRESS={CLUSTER} is ignored", f"{RAY}.address=local", *NO_NUMBERS)
-    proposed = text.rpartition("set ")[2].split()
+    (finding,) = ignored()
+    assert finding.severity == "warning"
+    assert says(finding, f"RAY_ADDRESS={CLUSTER}", f"{RAY}.address=local")
+    proposed = lines(finding)
     assert proposed == [f"++{RAY}.address={CLUSTER}", *NO_NUMBERS]
-    assert ignored(*proposed) == [[], []]
+    assert ignored(*proposed) == []
     given = OmegaConf.to_container(configuration(*proposed).ray_kwargs.ray_init)
     assert given["address"] == CLUSTER
     assert given["num_cpus"] is given["num_gpus"] is None
-    _, (text,) = ignored(*NO_NUMBERS)
-    assert not says(text, "null")
+    (finding,) = ignored(*NO_NUMBERS)
+    assert lines(finding) == proposed[:1]
 
 
 @pytest.mark.parametrize("address", [None, "", "local"])
 def test_without_a_cluster_in_the_environment_there_is_no_warning(monkeypatch, address):
     if address is not None:
         monkeypatch.setenv("RAY_ADDRESS", address)
-    assert ignored() == [[], []]
+    assert ignored() == []
 
 
 def test_a_run_that_uses_the_cluster_of_the_environment_is_not_warned(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", CLUSTER)
-    assert ignored(group=None) == [[], []]
-    assert ignored("~ray_kwargs.ray_init.address") == [[], []]
+    assert ignored(group=None) == []
+    assert ignored("~ray_kwargs.ray_init.address") == []
 
 
 def test_the_configuration_or_the_environment_asks_for_the_cpu_and_verls_own_does_not(monkeypatch):

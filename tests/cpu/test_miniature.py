@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from tests.facts import facts
 from tests.recipes.launchers import RECIPES
-from verl_ext.checks.command import add_configuration, composed
+from verl_ext.checks.command import composed
+from verl_ext.cli import add_configuration
 from verl_ext.cpu.miniature import cut_down, make_model, rehearsed
 from verl_ext.errors import ConfigurationError
 
@@ -18,11 +19,11 @@ from verl_ext.errors import ConfigurationError
 def compose():
     """The configuration of a command line, and of its rehearsal."""
 
-    def run(folder, *words, answers=None):
+    def run(folder, *words, responses=None):
         parser = argparse.ArgumentParser()
         add_configuration(parser)
         with composed(parser.parse_intermixed_args(words)) as user:
-            return user, *rehearsed(user, folder, answers)
+            return user, *rehearsed(user, folder, responses)
 
     return run
 
@@ -85,7 +86,7 @@ def test_another_engine_is_refused_and_what_is_left_out_is_said(compose, tmp_pat
     assert config.actor_rollout_ref.model.lora_rank == 0
 
 
-def test_a_disk_without_space_is_not_told_as_a_model_that_cannot_be_read(tiny, tmp_path, monkeypatch):
+def test_a_disk_without_space_is_not_reported_as_a_model_that_cannot_be_read(tiny, tmp_path, monkeypatch):
     from transformers import PreTrainedModel
 
     def full(*_given, **_more):
@@ -115,11 +116,11 @@ def test_a_model_that_cannot_be_made_small_is_refused(tiny, tmp_path, monkeypatc
         make_model(OmegaConf.create({"model": place}), "model", tmp_path / "made")
 
 
-def test_given_answers_and_the_reward_manager_keep_the_length_of_the_run(compose, tmp_path):
+def test_given_responses_and_the_reward_manager_keep_the_length_of_the_run(compose, tmp_path):
     words = ("--config-path", str(RECIPES), "--config-name", "gsm8k/gdpo")
-    _, config, _ = compose(tmp_path, *words, answers=tmp_path / "answers.jsonl")
+    _, config, _ = compose(tmp_path, *words, responses=tmp_path / "responses.jsonl")
     assert config.data.max_response_length == 1024
-    given = config.actor_rollout_ref.rollout.engine_kwargs.embedded.answers
-    assert given == str(tmp_path / "answers.jsonl")
+    given = config.actor_rollout_ref.rollout.engine_kwargs.embedded.responses
+    assert given == str(tmp_path / "responses.jsonl")
     _, config, _ = compose(tmp_path, *words, "+reward.reward_kwargs.max_resp_len=${data.max_response_length}")
     assert (config.reward.reward_kwargs.max_resp_len, config.data.max_response_length) == (1024, 64)

@@ -1,11 +1,11 @@
-"""What is read from what the runs of a rehearsal left."""
+"""What `rehearse` reads from the files of its runs."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pandas
@@ -14,16 +14,17 @@ from omegaconf import OmegaConf
 
 import verl_ext
 from tests.facts import facts, says
+from verl_ext.checks.samples import rows_of
 from verl_ext.cli import main
 from verl_ext.cpu.rehearse import (
-    FAILED,
-    LOOK,
+    ERROR,
     MARKER,
+    NOTE,
     OK,
     Rehearsal,
     emptied,
-    of_answers,
     of_prompt,
+    of_responses,
     of_resume,
     of_training,
     start,
@@ -88,10 +89,73 @@ def states(findings):
 
 
 def text_of(findings, stage):
-    return " ".join(text for name, state, text in findings if (name, state) == (stage, FAILED))
+    return " ".join(text for name, state, text in findings if (name, state) == (stage, ERROR))
 
 
-def test_a_message_that_the_chat_template_drops_is_said(tiny, tmp_path):
+SCORES = """
+import json
+from pathlib import Path
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    with Path(__file__).with_name("calls.jsonl").open("a") as file:
+        print(json.dumps([data_source, int(ground_truth), solution_str]), file=file)
+    return {"score": float(solution_str == ground_truth)}
+"""
+ALTERNATING = ["x", "y", "z"]
+
+
+@pytest.fixture
+def alternating(tmp_path):
+    """A configuration whose training data has three sources in turn; the ground truth of a row is its number."""
+    rows = [
+        {
+            "data_source": ALTERNATING[number % 3],
+            "prompt": [{"role": "user", "content": "a"}],
+            "reward_model": {"ground_truth": str(number)},
+        }
+        for number in range(300)
+    ]
+    pandas.DataFrame(rows).to_parquet(tmp_path / "train.parquet", row_group_size=70)
+    return OmegaConf.create({"data": {"train_files": str(tmp_path / "train.parquet"), "prompt_key": "prompt"}})
+
+
+@pytest.mark.parametrize("count", [3, 10, 100, 150, 300, 1000])
+def test_the_reward_is_tried_on_rows_of_each_data_source_in_proportion(alternating, count):
+    rows = rows_of(alternating, "data.train_files", count)[0]
+    assert rows == rows_of(alternating, "data.train_files", count)[0]  # drawn by a seed
+    assert len(rows) == min(count, 300)
+    counts = Counter(row["data_source"] for row in rows.values())
+    assert counts.keys() == {*ALTERNATING}
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@pytest.mark.parametrize("responses", [0, 6])
+def test_rehearse_tries_rows_of_each_source_and_pairs_responses_with_the_first_rows(
+    alternating, responses, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("verl_ext.cpu.rehearse._stages", lambda _, until: [])
+    (tmp_path / "reward.py").write_text(SCORES)
+    (tmp_path / "responses.jsonl").write_text("".join(f'"given {number}"\n' for number in range(responses)))
+    words = [
+        *("+verl_ext=drgrpo", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.use_dynamic_bsz=True"),
+        f"data.train_files={alternating.data.train_files}",
+        f"reward.custom_reward_function.path={tmp_path}/reward.py",
+        *("--rows", "6"),
+    ]
+    if responses:
+        words += ["--responses", str(tmp_path / "responses.jsonl")]
+    assert main(["rehearse", *words]) == 0
+    calls = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+    numbers = {number for _, number, _ in calls}
+    assert {source for source, _, _ in calls} == {*ALTERNATING}
+    assert len(numbers) == 6
+    paired = [(number, text) for _, number, text in calls if text.startswith("given")]
+    assert {*paired} == {(number, f"given {number}") for number in range(responses)}
+    if responses:
+        assert numbers == {*range(6)}
+
+
+def test_a_message_that_the_chat_template_drops_is_a_note(tiny, tmp_path):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
@@ -102,9 +166,9 @@ def test_a_message_that_the_chat_template_drops_is_said(tiny, tmp_path):
     each = "{% for message in messages %}{{ message['content'] | trim }}{% endfor %}"
     assert not [*of_prompt(user, tokenizer, each)]
     ((stage, state, text),) = of_prompt(user, tokenizer, each.replace("in messages", "in messages[1:]"))
-    assert (stage, state) == ("prompt", LOOK)
-    assert "system" in text
-    with pytest.raises(ConfigurationError, match="chat template"):
+    assert (stage, state) == ("prompt", NOTE)
+    assert says(text, "'system'", "actor_rollout_ref.model.custom_chat_template")
+    with pytest.raises(ConfigurationError, match=facts("no system message", "data.train_files")):
         [*of_prompt(user, tokenizer, "{{ raise_exception('no system message') }}")]
 
 
@@ -126,20 +190,19 @@ def test_a_run_that_ends_reaches_every_stage(left):
 )
 def test_the_first_stage_that_is_not_reached_fails_with_its_error(left, files, steps, stage):
     findings = list(of_training(left(files, ["", "RuntimeError: no"], steps, status=1), USER))
-    assert next(name for name, state, _ in findings if state == FAILED) == stage
+    assert next(name for name, state, _ in findings if state == ERROR) == stage
     assert "RuntimeError: no" in text_of(findings, stage)
 
 
 @pytest.mark.parametrize(
     ("files", "steps", "stage"), [({}, (), "Ray"), (STARTED, (), "step 1"), (SAVED, (1, 2), "3 steps")]
 )
-def test_a_time_out_is_told_first_with_its_stage_whatever_error_the_log_has(left, files, steps, stage):
+def test_the_time_limit_comes_first_with_its_stage_whatever_error_the_log_has(left, files, steps, stage):
     findings = list(of_training(left(files, ["ValueError: harmless"], steps, status=None), USER))
-    (text,) = [text for _, state, text in findings if state == FAILED]
-    assert re.match(f"--minutes.*{stage}", text)
-    assert text.index(stage) < text.index("ValueError: harmless")
-    assert findings[-1][1] == LOOK
-    assert "filter_groups" in findings[-1][2]  # on in this run
+    (text,) = [text for _, state, text in findings if state == ERROR]
+    assert text.index("--minutes") < text.index(stage) < text.index("ValueError: harmless")
+    assert findings[-1][1] == NOTE
+    assert says(findings[-1][2], "algorithm.filter_groups.enable=True", "--responses")  # on in this run
 
 
 def test_the_minutes_are_those_of_the_trial_and_both_runs(monkeypatch):
@@ -151,16 +214,16 @@ def test_the_minutes_are_those_of_the_trial_and_both_runs(monkeypatch):
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_groups_without_a_difference_and_answers_that_are_all_cut_are_said(left, given):
+def test_zero_variance_groups_and_truncated_responses_are_notes(left, given):
     user = OmegaConf.merge(USER, {"data": {"max_response_length": 32}})
-    dead = dict.fromkeys(("critic/advantages/min", "critic/advantages/max"), 0.0)
-    for name, metrics, said in (
-        ("dead", {**dead, "response_length/min": 3}, ["groups"]),
-        ("live", {"response_length/min": 31}, []),
-        ("cut", {"response_length/min": 32}, ["answers"] * given),
+    zero = dict.fromkeys(("critic/advantages/min", "critic/advantages/max"), 0.0)
+    for name, metrics, stages in (
+        ("zero", {**zero, "response_length/min": 3}, ["groups"]),
+        ("varying", {"response_length/min": 31}, []),
+        ("truncated", {"response_length/min": 32}, ["responses"] * given),
     ):
         run = left(SAVED, (), (1, 2, 3), name=name, **metrics)
-        assert [stage for stage, state, _ in of_answers(run, user, given=given) if state == LOOK] == said
+        assert [stage for stage, state, _ in of_responses(run, user, given=given) if state == NOTE] == stages
 
 
 def test_fewer_prompts_than_a_batch_of_the_run_fail_although_the_miniature_needs_less(left):
@@ -168,12 +231,10 @@ def test_fewer_prompts_than_a_batch_of_the_run_fail_although_the_miniature_needs
     assert "7 of 100" in text_of(findings, "data")
 
 
-def test_the_error_of_an_answer_is_said_with_the_users_line_although_verl_goes_on(left):
+def test_the_error_of_a_response_names_the_users_line_although_verl_continues(left):
     findings = list(of_training(left(SAVED, [*RAISED, *RAISED], (1, 2, 3)), USER))
     text = text_of(findings, "reward")
-    assert text.startswith("2 answers")
-    assert "KeyError: 'answer'" in text
-    assert "/home/user/mine.py:12" in text
+    assert says(text, "2", "KeyError: 'answer'", "/home/user/mine.py:12", "log.txt")
 
 
 PACKAGE = str(Path(verl_ext.__file__).parent)
@@ -233,12 +294,12 @@ TOOLS = {"agent": {"default_agent_loop": "tool_agent"}, "multi_turn": {"enable":
     [
         ({}, {}, OK),
         ({"critic/score/mean": 0.5001}, {}, OK),
-        ({"critic/score/mean": 0.6}, {}, FAILED),
-        ({"critic/score/mean": float("nan")}, {}, FAILED),
-        ({"actor/grad_norm": 0.0}, {}, FAILED),
+        ({"critic/score/mean": 0.6}, {}, ERROR),
+        ({"critic/score/mean": float("nan")}, {}, ERROR),
+        ({"actor/grad_norm": 0.0}, {}, ERROR),
         # Tools and asynchronous trainers may answer otherwise.
-        ({"critic/score/mean": 0.6}, {"actor_rollout_ref": {"rollout": TOOLS}}, LOOK),
-        ({"critic/score/mean": 0.6}, {"trainer": {"v1": {"trainer_mode": "colocate_async"}}}, LOOK),
+        ({"critic/score/mean": 0.6}, {"actor_rollout_ref": {"rollout": TOOLS}}, NOTE),
+        ({"critic/score/mean": 0.6}, {"trainer": {"v1": {"trainer_mode": "colocate_async"}}}, NOTE),
     ],
 )
 def test_the_resumed_step_is_compared_metric_by_metric(left, again, settings, state):
@@ -250,26 +311,40 @@ def test_the_resumed_step_is_compared_metric_by_metric(left, again, settings, st
 
 def test_a_step_without_a_gradient_proves_little_of_a_resumed_run(left):
     whole, again = (left(SAVED, (), steps, name=f"{steps}", **{"actor/grad_norm": 0.0}) for steps in ((1, 2, 3), (3,)))
-    assert states(of_resume(again, whole, USER))["repeat"] == LOOK
+    assert states(of_resume(again, whole, USER))["repeat"] == NOTE
 
 
-def test_tools_that_fail_or_are_never_called_are_said_although_verl_goes_on(left):
-    user = OmegaConf.merge(USER, {"actor_rollout_ref": {"rollout": TOOLS}})
+def test_tools_that_fail_or_are_never_called_are_notes_although_verl_continues(left):
+    user = OmegaConf.merge(USER, {"data": {"max_response_length": 32}, "actor_rollout_ref": {"rollout": TOOLS}})
     raised = "WARNING:2026-01-01 00:00:00,000:Error executing tool 'search': 'query'"
-    run = left(SAVED, [raised, raised], (1, 2, 3), **{"num_turns/max": 4})
-    looks = [(stage, text) for stage, state, text in of_training(run, user) if state == LOOK]
-    assert [(stage, text[:1]) for stage, text in looks] == [("tools", "2")]
-    assert "Error executing tool 'search': 'query'" in looks[0][1]
-    silent = left(SAVED, (), (1, 2, 3), name="silent", **{"num_turns/max": 2})
-    assert says([*of_training(silent, user)], "no answer called a tool", "agent_name", "default_agent_loop=tool_agent")
-    assert not any("called a tool" in text for _, _, text in of_training(run, user))
+    run = left(SAVED, [raised, raised], (1, 2, 3), **{"num_turns/max": 4, "response_length/min": 3})
+    ((stage, text),) = [(stage, text) for stage, state, text in of_training(run, user) if state == NOTE]
+    assert stage == "tools"
+    assert says(text, "2", "Error executing tool 'search': 'query'")
+    assert not [*of_responses(run, user, given=True)]
+    silent = left(SAVED, (), (1, 2, 3), name="silent", **{"num_turns/max": 2, "response_length/min": 3})
+    ((stage, state, text),) = of_responses(silent, user, given=True)
+    assert (stage, state) == ("tools", NOTE)
+    assert says(text, "default_agent_loop=tool_agent", "agent_name", "--responses")
+    assert not [*of_responses(silent, user, given=False)]  # a note before the run says that the model calls none
 
 
 def test_an_error_of_the_validation_is_its_own_stage(left):
     whole = left(SAVED, (), (1, 2, 3), name="whole")
     lines = [*RAISED, "INFO:Saving checkpoint to global_step_3", "ValueError: x"]
     findings = list(of_resume(left(SAVED, lines, status=1), whole, USER))
-    assert states(findings) == {"resume": OK, "validate": FAILED}
+    assert states(findings) == {"resume": OK, "validate": ERROR}
     text = text_of(findings, "validate")
     assert "data.val_files" in text
     assert "ValueError: x" in text
+
+
+def test_each_line_begins_with_its_state_and_the_last_counts_the_notes(monkeypatch, capsys):
+    lines = [("data", OK, "a"), ("tools", NOTE, "b"), ("groups", NOTE, "c")]
+    monkeypatch.setattr("verl_ext.cpu.rehearse.check", lambda _, until: 0)
+    for more, status, result in (([], 0, "passed"), ([("save", ERROR, "d")], 1, "failed")):
+        monkeypatch.setattr("verl_ext.cpu.rehearse._stages", lambda _, until, more=more: [*lines, *more])
+        assert main(["rehearse"]) == status
+        *printed, last = capsys.readouterr().out.splitlines()
+        assert [line.split(maxsplit=2) for line in printed] == [[s, f"{stage}:", t] for stage, s, t in [*lines, *more]]
+        assert says(last, result, "2")

@@ -124,7 +124,7 @@ def test_a_rejecting_server_sends_requests_back_until_it_resumes(served, batches
 
 
 def test_images_are_refused(make):
-    with pytest.raises(ConfigurationError, match="text.*image_data"):
+    with pytest.raises(ConfigurationError, match="image_data"):
         asyncio.run(make().generate([5], dict(PARAMS), "id", image_data=[object()]))
 
 
@@ -134,11 +134,11 @@ def test_the_end_tokens_are_the_tokenizers_and_the_generation_configs(make, conf
 
 
 @pytest.mark.parametrize(
-    ("params", "told"),
-    [({"min_p": 0.1}, ("'min_p'", "'temperature'")), ({"repetition_penalty": 1.1}, ("repetition_penalty",))],
+    ("params", "named"),
+    [({"min_p": 0.1}, ("'min_p'", "'temperature'")), ({"repetition_penalty": 1.1}, ("repetition_penalty=1.1",))],
 )
-def test_a_sampling_parameter_that_would_have_no_effect_is_refused(params, told):
-    with pytest.raises(ConfigurationError, match=facts(*told)):
+def test_a_sampling_parameter_that_would_have_no_effect_is_refused(params, named):
+    with pytest.raises(ConfigurationError, match=facts(*named)):
         sampling_from(params, prompt_length=3, config=CONFIG)
 
 
@@ -176,7 +176,7 @@ def test_nothing_is_generated_between_the_parts_of_an_update(served, model):
         await server.load_weights(list(model.named_parameters())[:1])
         await ask(server, [5, 6, 7])
 
-    with pytest.raises(IntegrationError, match=facts("before", "weights")):
+    with pytest.raises(IntegrationError, match="weights"):
         served(scenario)
 
 
@@ -184,9 +184,9 @@ def test_an_incomplete_update_is_refused_by_name_and_does_not_count_for_the_next
     async def scenario():
         server = make()
         *first, last = model.named_parameters()
-        for part, told in ((first, f"not {[last[0]]}"), ([last], "not [")):
+        for part, missing in ((first, [last]), ([last], first)):
             await server.load_weights(part)
-            with pytest.raises(IntegrationError, match=facts(told)):
+            with pytest.raises(IntegrationError, match=facts(len(part), *(name for name, _ in missing))):
                 await server.finish_weights(0)
 
     asyncio.run(scenario())
@@ -205,7 +205,9 @@ def test_weights_wait_for_the_end_of_the_running_batch(served, tokenizer):
     assert len(output.token_ids) == 200
 
 
-@pytest.mark.parametrize(("name", "told"), [("model.norm.weight", "[64]"), ("model.norm.bias", "no such")])
-def test_a_weight_of_another_model_is_refused(make, name, told):
-    with pytest.raises(RuntimeError, match=facts(name, told)):
+@pytest.mark.parametrize(
+    ("name", "named"), [("model.norm.weight", "[64]"), ("model.norm.bias", "actor_rollout_ref.model.path")]
+)
+def test_a_weight_of_another_model_is_refused(make, name, named):
+    with pytest.raises(RuntimeError, match=facts(name, named)):
         asyncio.run(make().load_weights([(name, torch.zeros(65))]))

@@ -14,7 +14,7 @@ import pytest
 
 from recipes.quickstart import prepare_data as quickstart
 from tests.end_to_end.run import MARK, end_all, metrics_of
-from tests.recipes.launchers import ARMS, RECIPES, environment
+from tests.recipes.launchers import CONFIGS, RECIPES, environment
 
 pytestmark = pytest.mark.end_to_end
 GDPO = "verl_ext=[cpu,gdpo]"
@@ -107,13 +107,13 @@ QUICKSTART = ("quickstart/gdpo", "quickstart/grpo")
 
 @pytest.mark.slow
 @pytest.mark.runs(2)
-@pytest.mark.parametrize("arm", [*ARMS, *QUICKSTART])
-def test_an_arm_is_rehearsed(launch, tmp_path, arm):
-    """It trains, saves, resumes to the same step and validates, with answers that earn different rewards."""
+@pytest.mark.parametrize("name", [*CONFIGS, *QUICKSTART])
+def test_a_config_is_rehearsed(launch, tmp_path, name):
+    """It trains, saves, resumes to the same step and validates, with responses that get different rewards."""
     folder = tmp_path / "data/quickstart"
     quickstart.write(folder, steps=1, train_rows=64, val_rows=8)
     sums("openai/gsm8k").to_parquet(tmp_path / "sums.parquet")
-    shown = folder / "train.parquet" if arm.startswith(("tool_calling", "quickstart")) else tmp_path / "sums.parquet"
+    shown = folder / "train.parquet" if name.startswith(("tool_calling", "quickstart")) else tmp_path / "sums.parquet"
     truths = pandas.read_parquet(folder / "train.parquet").reward_model
     answers = [
         *(truth["ground_truth"] for truth in truths[:3]),
@@ -125,15 +125,15 @@ def test_an_arm_is_rehearsed(launch, tmp_path, arm):
     words = ["data.max_prompt_length=512", "data.max_response_length=128", "data.train_batch_size=16"]
     words += [f"actor_rollout_ref.model.path={folder}/model", f"data.train_files={shown}", f"data.val_files={shown}"]
     words += ["actor_rollout_ref.actor.ppo_mini_batch_size=16", "algorithm.filter_groups.enable=False"]
-    given = ("--config-path", str(RECIPES), "--config-name", arm, "--answers", "answers.jsonl")
+    given = ("--config-path", str(RECIPES), "--config-name", name, "--responses", "answers.jsonl")
     output = launch([sys.executable, "-m", "verl_ext", "rehearse", *given], *words)
-    stages = {line.split()[0]: line.split()[1] for line in output.splitlines() if line[9:17].split()[:1] == ["ok"]}
-    assert stages.keys() >= {"data", "start", "train", "save", "resume", "repeat", "validate"}, output
+    stages = {line.split()[1].rstrip(":") for line in output.splitlines() if line.startswith("ok ")}
+    assert stages >= {"data", "start", "train", "save", "resume", "repeat", "validate"}, output
     (folder,) = tmp_path.glob("outputs/**/rehearsal")
     whole = metrics_of(folder / "train/metrics.jsonl")
     assert sorted(whole) == [1, 2, 3]
     assert sorted(metrics_of(folder / "resume/metrics.jsonl")) == [3]
-    if arm == "tool_calling/gdpo":
+    if name == "tool_calling/gdpo":
         assert whole[3]["actor/grad_norm"] > 0
         total = sum(whole[3][f"reward/{key}/mean"] for key in ("correctness", "format"))
         assert total == pytest.approx(whole[3]["critic/score/mean"], abs=1e-5)
@@ -150,8 +150,8 @@ def test_a_checkpoint_is_evaluated_merged_and_evaluated_again(launch, task, tmp_
     folder = tmp_path / "outputs/evaluation/tool_calling/gdpo"
     summary = json.loads((folder / "global_step_2/summary.json").read_text())
     greedy, sampled = (summary[f"{folder}/global_step_2/{name}/2.jsonl"] for name in ("greedy", "sampled"))
-    assert (greedy["answers"], greedy["prompts"]) == (8, 8)
-    assert (sampled["answers"], sampled["prompts"]) == (32, 8)
+    assert (greedy["responses"], greedy["prompts"]) == (8, 8)
+    assert (sampled["responses"], sampled["prompts"]) == (32, 8)
     assert set(greedy["mean"]) >= {"correctness", "format", "score"}
     assert sorted(map(int, sampled["pass"])) == [1, 2, 4]
     assert "pass@4" in shown
@@ -161,6 +161,6 @@ def test_a_checkpoint_is_evaluated_merged_and_evaluated_again(launch, task, tmp_
     subprocess.run(command, check=True, capture_output=True, timeout=300, cwd=tmp_path)
     launch("evaluate.sh", "tool_calling", "gdpo", "merged", *settings)
     (again,) = json.loads((folder / "merged/summary.json").read_text()).values()
-    assert again["answers"] == 8
-    # The merged weights are rounded to bf16, so that single answers may differ.
+    assert again["responses"] == 8
+    # The merged weights are rounded to bf16, so that single responses may differ.
     assert again["mean"]["format"] == pytest.approx(greedy["mean"]["format"], abs=0.25)

@@ -83,10 +83,10 @@ def test_the_weights_are_those_of_verl_s_update(train, case, record_property):
     overrides = (*overrides, f"{ACTOR}.{setting}={size}")
     every, answers, usual = train("all", *overrides)
     settings = [f"+algorithm.verl_ext.{name}=True" for name in names]
-    found, told, run = train("shorter", *overrides, *settings, kill=KILLED in overrides)
+    found, reports, run = train("shorter", *overrides, *settings, kill=KILLED in overrides)
     # A run that was killed may have written no answers of the step that it saved last.
-    assert {*told} >= {"2.jsonl", "3.jsonl"}
-    assert told.items() <= answers.items()
+    assert {*reports} >= {"2.jsonl", "3.jsonl"}
+    assert reports.items() <= answers.items()
     rows, saved, norms = (run.column(f"actor/{name}") for name in ("rows_kept", "prompt_tokens_saved", "grad_norm"))
     weights = float((found - every).norm() / every.norm())
     usual_norms = usual.column("actor/grad_norm")[-len(norms) :]
@@ -107,8 +107,9 @@ def test_the_lines_that_check_proposes_without_flash_attn_train(start, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(update, "find_spec", lambda name: None)
         patch.setattr("torch.cuda.is_available", lambda: True)
-        [told] = [text for text in judge(compose(GRPO, *refused)).warnings if "flash-attn" in text]
-    proposed = told.rpartition("set ")[2].split()
+        findings = judge(compose(GRPO, *refused)).findings
+    [fix] = [finding.fix for finding in findings if "flash-attn" in finding.text]
+    proposed = [word.rstrip(".,") for word in fix.split() if "=" in word]
     run = start("run", GRPO, *refused, *proposed, steps=2)
     assert run.wait(TIMEOUT) == 0, run.tail()
     assert len(run.column("actor/grad_norm")) == 2

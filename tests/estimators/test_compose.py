@@ -51,7 +51,7 @@ def composed(*steps, **algorithm):
 SUMMED = ["weighted_sum", "center"]
 SAW = {"step": "weight_by_variation", "min_values": [0.0]}
 WRONG = [
-    ([], ("algorithm.compose.steps=[...]", "verl_ext show gdpo")),
+    ([], ("algorithm.compose.steps", "[weighted_sum,center,scale_by_std]", "verl_ext show gdpo")),
     (["centr", "weighted_sum"], ("steps[0]", "'centr'", "did you mean 'center'", "'balance'", "package.module:Class")),
     (["center"], ("algorithm.compose.steps", "weighted_sum", "found 0")),
     ([*SUMMED, "weighted_sum"], ("weighted_sum", "found 2")),
@@ -102,7 +102,7 @@ WRONG = [
     ([*SUMMED, "weight_by_history", "weight_by_history"], ("weight_by_history", "only once")),
     # Settings of a step.
     ([*SUMMED, {"step": "scale_by_std", "epsilom": 1}], ("scale_by_std", "'epsilom'", "did you mean 'epsilon'")),
-    ([*SUMMED, {"step": "balance", "over": "rows"}], ("balance.over", "'rows'", "valid: 'sequence', 'token'")),
+    ([*SUMMED, {"step": "balance", "over": "rows"}], ("balance.over", "'rows'", "'sequence', 'token'")),
     ([{"step": "weighted_sum", "weights": [1]}, "center"], ("weighted_sum", "algorithm.rewards.weights")),
     ([{"step": "condition", "conditions": {}}, *SUMMED], ("steps[0]", "'condition'")),
     (
@@ -118,7 +118,7 @@ WRONG = [
     (["no.such.module:Step", *SUMMED], ("'no.such.module:Step'", "No module named 'no'", "PYTHONPATH")),
     (["verl_ext.core.steps:Whitten", *SUMMED], ("verl_ext.core.steps", "no attribute 'Whitten'")),
     (["verl_ext.core.steps:listed", *SUMMED], ("'verl_ext.core.steps:listed'", "verl_ext.Step")),
-    (["verl_ext.core.steps:Center", *SUMMED], ("'center'", "rename 'verl_ext.core.steps:Center'")),
+    (["verl_ext.core.steps:Center", *SUMMED], ("'center'", "'verl_ext.core.steps:Center'")),
 ]
 
 

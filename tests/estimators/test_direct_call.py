@@ -35,5 +35,5 @@ def test_a_batch_of_padding_only_gives_zeros_and_does_not_tick(name):
 
 def test_a_trainer_that_passes_a_part_of_the_batch_is_named():
     rows = Rows.of_sessions(["a_0_0", "a_0_1"], np.zeros(2, dtype=bool))
-    with pytest.raises(IntegrationError, match=facts("drgrpo", "3 rows", "batch of 2")):
+    with pytest.raises(IntegrationError, match=facts("drgrpo", 3, 2)):
         call("drgrpo", [1.0, 0.0, 0.0], ["a", "a", "a"], rows=rows)

@@ -22,17 +22,17 @@ XY = {"rewards": {"keys": ["x", "y"]}}
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "words"),
     [
         ({"step": f"{OWN}:Clip", "limit": 0}, (f"{OWN}:Clip.limit", "above 0", "found 0")),
         ("raises_at_import:Step", ("'raises_at_import:Step'", "RuntimeError: on purpose")),
         (f"{OWN}:Nameless", (f"'{OWN}:Nameless'", "verl_ext.Step")),
     ],
 )
-def test_a_step_that_cannot_be_used_is_named_with_the_cause(step, told, tmp_path, monkeypatch):
+def test_a_step_that_cannot_be_used_is_named_with_the_cause(step, words, tmp_path, monkeypatch):
     (tmp_path / "raises_at_import.py").write_text('raise RuntimeError("on purpose")')
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigurationError, match=facts("algorithm.compose.steps[2]", *told)):
+    with pytest.raises(ConfigurationError, match=facts("algorithm.compose.steps[2]", *words)):
         composed(*SUMMED, step)
 
 
@@ -59,20 +59,20 @@ def trial(*steps, **algorithm):
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "words"),
     [
         ([*SUMMED, f"{OWN}:Broken"], ("KeyError", "own_steps.py")),
         ([*SUMMED, f"{OWN}:Infinite"], ("not finite",)),
         ([*SUMMED, f"{OWN}:Pair"], ("'pair'", "[1, 2]")),
         ([f"{OWN}:Least", *SUMMED], ("'least'", "(12, 1)", "(12, 2)")),
         ([*SUMMED, f"{OWN}:Signs"], ("algorithm.rewards.weights", "no effect")),
-        (["whiten", *SUMMED], ("found 2", "weighted_sum first")),
+        (["whiten", *SUMMED], ("found 2", "weighted_sum")),
         ([f"{OWN}:Lowest", f"{OWN}:BySource", "center"], ("algorithm.rewards.weights", "no effect")),
-        ([*SUMMED, "divide_by_mean"], ("divide_by_mean", "at least 0", "center afterwards")),
+        ([*SUMMED, "divide_by_mean"], ("divide_by_mean", "at least 0", "center")),
     ],
 )
-def test_what_does_not_hold_is_found_on_a_made_up_batch(steps, told):
-    assert says(trial(*steps, rewards=XY["rewards"] | {"weights": [1.0, 1.0]}), *told)
+def test_what_does_not_hold_is_found_on_a_made_up_batch(steps, words):
+    assert says(trial(*steps, rewards=XY["rewards"] | {"weights": [1.0, 1.0]}), *words)
 
 
 @pytest.mark.parametrize("weights", [None, [1.0, 2.0], [1.0, 0.0]])
@@ -113,10 +113,10 @@ def test_only_the_command_line_says_what_code_compare_imports(capsys, tmp_path, 
     named = "[weighted_sum,center,{step:mine:Clip,limit:0.5}]"
     del sys.modules["mine"]
     assert "compose" in compare(folder, "gdpo", made.KEYS)
-    assert a_line_says(compare(folder, "compose", status=1), "'algorithm.compose.steps=[...]'")
+    assert a_line_says(compare(folder, "compose", status=1), "algorithm.compose.steps")
     assert "mine" not in sys.modules
     for arguments in ([named], ["compose", f"algorithm.compose.steps={named}"]):
-        assert a_line_says(compare(folder, *arguments), "its advantages equal those that the run recorded")
+        assert a_line_says(compare(folder, *arguments), "equal", "recorded")
     del sys.modules["mine"]
     (tmp_path / "mine.py").unlink()
     assert a_line_says(compare(folder, "gdpo", made.KEYS), "gdpo")

@@ -13,12 +13,12 @@ from verl_ext import per_turn
 
 FAILING = "!"
 
-# The first letter of an answer says what it earns: (accuracy, format). The rest is there for the length.
+# The first letter of a response determines its rewards: (accuracy, format). The rest is there for the length.
 REWARDS = {"a": (1.0, 1.0), "b": (1.0, 0.0), "c": (0.0, 1.0), "d": (0.0, 0.0)}
 WITHOUT_ACCURACY = "o"
 
 
-def earned(answer: str) -> dict[str, Any]:
+def rewards_of(answer: str) -> dict[str, Any]:
     """Components of an answer; the score is their sum, so that it is none of them."""
     if answer.startswith(WITHOUT_ACCURACY):
         return {"score": 0.0, "format": 0.0}
@@ -28,7 +28,7 @@ def earned(answer: str) -> dict[str, Any]:
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, Any]:
     """verl's custom reward function. By turn: 1 for each draft, then the accuracy."""
-    result = earned(solution_str)
+    result = rewards_of(solution_str)
     return result | {"steps": per_turn([1.0] * (extra_info or {}).get("drafts", 0) + [result.get("acc", 0.0)])}
 
 

@@ -53,7 +53,7 @@ class Without:
 def test_other_parameters_of_verls_class_and_a_method_that_is_gone_are_refused(cls, named):
     module = ModuleType("somewhere")
     module.RayPPOTrainer = cls
-    with pytest.raises(IntegrationError, match=facts(cls.__name__, named, "0.9.0 and 0.9.1")):
+    with pytest.raises(IntegrationError, match=facts(cls.__name__, named, *hooks.TESTED)):
         hooks.put_over(module, Ours)
     assert module.RayPPOTrainer is cls
 

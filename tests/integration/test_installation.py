@@ -3,6 +3,7 @@
 import os
 import textwrap
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from tests import fresh
 from tests.facts import a_line_says, says
@@ -39,21 +40,21 @@ for name in INSTALLED:
 
 
 @dataclass
-class Told:
+class Output:
     out: str
     err: str
 
 
-def story(*parts: str, **environment: str) -> Told:
+def story(*parts: str, **environment: str) -> Output:
     """Run the parts in an interpreter that has not seen verl, which must end well."""
     code = PRELUDE + "\n".join(textwrap.dedent(part) for part in parts)
     done = fresh.run(code, environment=os.environ | environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return Told(done.stdout, done.stderr)
+    return Output(done.stdout, done.stderr)
 
 
 def test_verl_finds_all_and_its_registry_keeps_what_it_had() -> None:
-    told = story(
+    output = story(
         """
         import verl
         assert "verl.trainer.ppo.core_algos" not in sys.modules, "the plugin must not import what verl does not"
@@ -65,19 +66,19 @@ def test_verl_finds_all_and_its_registry_keeps_what_it_had() -> None:
         """
     )
     found = [*(f"({name!r},)" for name in (*INSTALLED, "gdpo")), "compute_gdpo_outcome_advantage"]
-    assert told.out.splitlines()[: len(found)] == found
+    assert output.out.splitlines()[: len(found)] == found
 
 
 def test_a_hook_that_does_not_find_its_name_says_so_and_the_estimators_raise() -> None:
     """Here one whose parameters are others, as the hook sees it."""
-    module, told = "verl.utils.config", ("validate_config", "settings", "expected config")
+    module, named = "verl.utils.config", ("validate_config", "settings", "config")
     changed = f"""
     from verl_ext.hooks import after_import
     after_import({module!r}, lambda module: setattr(module, "validate_config", lambda settings: None))
     import {module}
     """
     out = story(changed, OTHERS_WORK, REFUSING)
-    versions = ("verl", "is installed", "tested with 0.9.0 and 0.9.1")
-    assert a_line_says(out.err, "ERROR verl_ext", f"hook into {module}", *told, *versions)
+    versions = (f"verl {version('verl')}", "0.9.0", "0.9.1")
+    assert a_line_says(out.err, "ERROR verl_ext", module, *named, *versions)
     assert len(out.out.splitlines()) == len(INSTALLED)
-    assert all(says(line, "REFUSED", module, *told, "doctor") for line in out.out.splitlines())
+    assert all(says(line, "REFUSED", module, *named, "doctor") for line in out.out.splitlines())

@@ -1,6 +1,7 @@
 """What verl may lose: the run that does not need it goes on, the one that does is refused with the cause."""
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from tests import fresh
 from tests.facts import a_line_says, says
 from tests.integration.conftest import has_default_trainer
 from verl_ext.errors import IntegrationError
+from verl_ext.hooks import TESTED
 from verl_ext.integration.default_trainer import missing_responses
 from verl_ext.integration.run import Run
 from verl_ext.settings import Settings
@@ -17,7 +19,7 @@ from verl_ext.settings import Settings
 CORE = "verl.trainer.ppo.core_algos"
 ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 RAY = "verl.trainer.ppo.ray_trainer"
-# A module of verl or of its libraries, what it loses, and what the runs that need it are told.
+# A module of verl or of its libraries, what it loses, and the words of the error of the runs that need it.
 LOST = {
     "the registry": (CORE, "del module.ADV_ESTIMATOR_REGISTRY", "ADV_ESTIMATOR_REGISTRY"),
     "RayPPOTrainer": (RAY, "del module.RayPPOTrainer", "RayPPOTrainer"),
@@ -68,13 +70,13 @@ for name, overrides, v1 in (
 
 @pytest.mark.parametrize("case", LOST)
 def test_a_run_needs_the_hooks_that_it_uses_and_no_others(case: str) -> None:
-    module, statement, told = LOST[case]
+    module, statement, words = LOST[case]
     done = fresh.run(STORY.format(module=module, statement=statement), environment=dict(os.environ))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     of_ray = "OTHER" if has_default_trainer() else "DEFAULT"
     refused = {"DEFAULT", "SKIP"} if module == CORE else {of_ray} if module == RAY else {"SKIP"}
     assert a_line_says(done.stdout, "VERLS started"), f"{done.stdout}\n{done.stderr}"
-    assert all(a_line_says(done.stdout, f"{name} refused", told) for name in refused), done.stdout
+    assert all(a_line_says(done.stdout, f"{name} refused", words) for name in refused), done.stdout
     for name in {"DEFAULT"} - refused:
         assert a_line_says(done.stdout, f"{name} started", "whiten"), f"{done.stdout}\n{done.stderr}"
 
@@ -85,11 +87,11 @@ from pathlib import Path
 from types import ModuleType
 import verl_ext
 
-# The package without a room: neither its files nor its lines in the table of hooks.
+# The package without a subpackage: neither its files nor its lines in the table of hooks.
 lines = Path(verl_ext.__file__).with_name("plugin.py").read_text().splitlines()
 plugin = sys.modules["verl_ext.plugin"] = ModuleType("verl_ext.plugin")
-exec("\\n".join(line for line in lines if {room!r} not in line), vars(plugin))
-sys.modules[{room!r}] = None
+exec("\\n".join(line for line in lines if {subpackage!r} not in line), vars(plugin))
+sys.modules[{subpackage!r}] = None
 
 from verl.trainer.ppo import ray_trainer
 from tests.configs import compose
@@ -108,15 +110,15 @@ for name, overrides in (("GDPO", GDPO), ("SKIP", (*GDPO, SKIP)), ("VERLS", ("alg
 
 
 @pytest.mark.parametrize(
-    ("room", "refused"),
+    ("subpackage", "refused"),
     [
         ("verl_ext.checks", {"GDPO", "SKIP"}),
         ("verl_ext.update", {"SKIP"}),
         ("verl_ext.integration.ray_trainer", {"GDPO", "SKIP"}),
     ],
 )
-def test_without_a_room_the_runs_that_need_it_are_refused(room: str, refused: set[str]) -> None:
-    done = fresh.run(TAKEN.format(room=room), environment=dict(os.environ))
+def test_without_a_subpackage_the_runs_that_need_it_are_refused(subpackage: str, refused: set[str]) -> None:
+    done = fresh.run(TAKEN.format(subpackage=subpackage), environment=dict(os.environ))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert a_line_says(done.stdout, "VERLS started", "None"), done.stdout
     for name in ("GDPO", "SKIP"):
@@ -144,7 +146,7 @@ def test_a_run_whose_trainer_has_moved_is_refused_before_ray_starts(tmp_path: Pa
     arguments.append(f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray")
     done = fresh.run(MOVED.format(module=module, arguments=arguments), folder=tmp_path)
     assert done.returncode == 1
-    assert says(done.stderr, "IntegrationError", module, "is installed"), done.stderr
+    assert says(done.stderr, "IntegrationError", module, f"verl {version('verl')}", *TESTED), done.stderr
     assert not (tmp_path / "ray").exists()
 
 

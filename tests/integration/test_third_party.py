@@ -107,7 +107,7 @@ print("PAGE", "algorithm.gdpo" in page, "algorithm.fading" in page)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+def printed(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     """The story, in a process that has the package as pip would install it."""
     site = tmp_path_factory.mktemp("site")
     about = site / "other_estimators-1.0.dist-info"
@@ -122,30 +122,30 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProces
     return done
 
 
-def test_it_is_registered_checked_logged_saved_and_shown(told):
-    assert "FIRST fading 0.5" in told.stdout
-    assert "SECOND 0.125 {'fade': {'batches': 1}}" in told.stdout
-    assert a_line_says(told.stdout, "REFUSED", "algorithm.fading.rate", "at most 1", "found 2")
-    assert "PRESET {'rate': 0.5}" in told.stdout
-    assert "algorithm.fading.rate=0.75" in told.stdout
-    assert "PAGE True False" in told.stdout  # our page of settings has our settings
+def test_it_is_registered_checked_logged_saved_and_shown(printed):
+    assert "FIRST fading 0.5" in printed.stdout
+    assert "SECOND 0.125 {'fade': {'batches': 1}}" in printed.stdout
+    assert a_line_says(printed.stdout, "REFUSED", "algorithm.fading.rate", "at most 1", "found 2")
+    assert "PRESET {'rate': 0.5}" in printed.stdout
+    assert "algorithm.fading.rate=0.75" in printed.stdout
+    assert "PAGE True False" in printed.stdout  # our page of settings has our settings
 
 
-def test_one_without_a_docstring_is_shown(told):
-    assert "compose.steps=[weighted_sum,center]" in told.stdout
+def test_one_without_a_docstring_is_shown(printed):
+    assert "compose.steps=[weighted_sum,center]" in printed.stdout
 
 
-def test_a_name_of_ours_or_one_that_verl_does_not_look_up_cannot_be_taken(told):
-    assert "DGPO verl_ext.integration.advantage" in told.stdout
-    assert "GRPO compute_grpo_outcome_advantage" in told.stdout
-    assert a_line_says(told.stdout, "grpo", "other_estimators")
+def test_a_name_of_ours_or_one_that_verl_does_not_look_up_cannot_be_taken(printed):
+    assert "DGPO verl_ext.integration.advantage" in printed.stdout
+    assert "GRPO compute_grpo_outcome_advantage" in printed.stdout
+    assert a_line_says(printed.stdout, "grpo", "other_estimators")
 
 
-def test_a_broken_one_is_named_and_leaves_the_presets_of_the_others(told):
-    assert a_line_says(told.stdout, "BROKEN", "'broken'", "other_broken", "on purpose")
-    assert a_line_says(told.stdout, "estimator", "gdpo")
-    assert a_line_says(told.stdout, "accepted")
-    assert a_line_says(told.stdout, "refused")
-    assert a_line_says(told.stdout, "FAIL", "broken", "on purpose")
-    warned = [line for line in told.stderr.splitlines() if line.startswith("WARNING:verl_ext")]
-    assert len([line for line in warned if says(line, "'broken'", "on purpose")]) == 1, told.stderr
+def test_a_broken_one_is_named_and_leaves_the_presets_of_the_others(printed):
+    assert a_line_says(printed.stdout, "BROKEN", "'broken'", "other_broken", "on purpose")
+    assert a_line_says(printed.stdout, "estimator", "gdpo")
+    assert a_line_says(printed.stdout, "accepted:")
+    assert a_line_says(printed.stdout, "rejected:")
+    assert a_line_says(printed.stdout, "error", "broken", "on purpose")
+    warned = [line for line in printed.stderr.splitlines() if line.startswith("WARNING:verl_ext")]
+    assert len([line for line in warned if says(line, "'broken'", "on purpose")]) == 1, printed.stderr

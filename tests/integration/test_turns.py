@@ -162,7 +162,7 @@ def test_entries_that_are_not_scored_are_left_out():
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "words"),
     [
         ("[1.0, 0.0, 1.0]", ("'p'", "3 entries", "2 turns")),
         (1.0, ("'p'", "per_turn([...])")),
@@ -176,10 +176,10 @@ def test_entries_that_are_not_scored_are_left_out():
         ("[Infinity]", ("'p'", "finite")),
     ],
 )
-def test_a_wrong_list_is_an_error_that_names_the_response(value, told):
+def test_a_wrong_list_is_an_error_that_names_the_response(value, words):
     with pytest.raises(DataError) as error:
         advantages("drgrpo", MASKS, {"tool": [value, *texts(TOOL)[1:]], "right": RIGHT})
-    assert all(word in str(error.value) for word in (*told, "'tool'"))
+    assert all(word in str(error.value) for word in (*words, "'tool'"))
 
 
 @pytest.mark.parametrize("entries", ["12", b"12", {1: 0.5}], ids=str)

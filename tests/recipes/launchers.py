@@ -9,7 +9,7 @@ import hydra
 from tests import configs  # noqa: F401 - reads verl's files once, and loads the presets
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-ARMS = sorted(
+CONFIGS = sorted(
     f"{path.parent.name}/{path.stem}"
     for recipe in ("gsm8k", "math", "tool_calling")
     for path in (RECIPES / recipe).glob("*.yaml")
@@ -24,16 +24,16 @@ def environment(**variables: str) -> dict[str, str]:
     return {**kept, "PYTHON": sys.executable, **variables}
 
 
-def composed(arm: str):
+def composed(name: str):
     """The configuration with which verl would start, before interpolations are resolved."""
     with hydra.initialize_config_dir(str(RECIPES), version_base=None):
-        return hydra.compose(arm)
+        return hydra.compose(name)
 
 
-def estimator(arm: str) -> str:
-    return arm.partition("/")[2].partition("-")[0]
+def estimator(name: str) -> str:
+    return name.partition("/")[2].partition("-")[0]
 
 
-def on_the_cpu(arm: str) -> str:
-    """The override with which an arm runs without a GPU."""
-    return "verl_ext=cpu" if estimator(arm) == "grpo" else f"verl_ext=[cpu,{estimator(arm)}]"
+def on_the_cpu(name: str) -> str:
+    """The override with which a config runs without a GPU."""
+    return "verl_ext=cpu" if estimator(name) == "grpo" else f"verl_ext=[cpu,{estimator(name)}]"

@@ -127,10 +127,10 @@ def test_the_correct_format_of_results(tmp_path, capsys):
         (tmp_path / f"{name}_result.json").write_text(lines, encoding="utf-8")
     assert correct_format.main(tmp_path) == 0
     shown = capsys.readouterr().out
-    assert "4 / 7      57.14 %" in shown
-    assert "2 / 3      66.67 %" in shown
-    assert "6 / 10     60.00 %" in shown
-    assert a_line_says(shown, "left out", 1)
+    assert a_line_says(shown, "BFCL_v3_simple", 4, 7, "57.14")
+    assert a_line_says(shown, "BFCL_v3_multi_turn_base", 2, 3, "66.67")
+    assert a_line_says(shown, "correct format", 6, 10, "60.00")
+    assert a_line_says(shown, "bfcl-eval", 1, "traceback")
     assert correct_format.main(tmp_path / "nowhere") == 1
 
 

@@ -1,4 +1,4 @@
-"""Every arm of the recipes: what it composes to; and the parts of the recipe of rewards by turn."""
+"""Every config of the recipes: what it composes to. The parts of the recipe of per-turn rewards."""
 
 import json
 import random
@@ -7,7 +7,8 @@ import re
 import pytest
 from omegaconf import OmegaConf
 
-from tests.recipes.launchers import ARMS, RECIPES, composed, estimator, on_the_cpu
+from tests.facts import a_line_says
+from tests.recipes.launchers import CONFIGS, RECIPES, composed, estimator, on_the_cpu
 from verl_ext.checks import command as check_command
 from verl_ext.checks.judge import judge
 from verl_ext.checks.presets import leaves
@@ -23,21 +24,21 @@ def values_of(config):
 
 
 @pytest.mark.parametrize(
-    ("arm", "cpu"),
-    # A variant differs from the arm that it varies in nothing that the CPU changes.
-    [*((arm, False) for arm in ARMS), *((arm, True) for arm in ARMS if "-" not in arm)],
+    ("name", "cpu"),
+    # A variant differs from the config that it varies in nothing that the CPU changes.
+    [*((name, False) for name in CONFIGS), *((name, True) for name in CONFIGS if "-" not in name)],
 )
-def test_every_arm_is_named_like_its_file_and_passes_the_check(arm, cpu, capsys, monkeypatch):
+def test_every_config_is_named_like_its_file_and_passes_the_check(name, cpu, capsys, monkeypatch):
     judged = []
     monkeypatch.setattr(check_command, "judge", lambda config: judged.append(config) or judge(config))
-    status = main(["check", "--config-path", str(RECIPES), "--config-name", arm, *([on_the_cpu(arm)] if cpu else [])])
+    status = main(["check", "--config-path", str(RECIPES), "--config-name", name, *([on_the_cpu(name)] if cpu else [])])
     shown = capsys.readouterr().out
     assert status == 0, shown
-    assert arm in WARNED or not re.search(r"[1-9]\d* warning", shown), shown
+    assert name in WARNED or not re.search(r"[1-9]\d* warning", shown), shown
     (config,) = judged
-    assert f"{config.trainer.project_name}/{config.trainer.experiment_name}" == arm
-    assert config.trainer.default_local_dir == f"outputs/{arm}/checkpoints"
-    assert config.algorithm.adv_estimator == estimator(arm)
+    assert f"{config.trainer.project_name}/{config.trainer.experiment_name}" == name
+    assert config.trainer.default_local_dir == f"outputs/{name}/checkpoints"
+    assert config.algorithm.adv_estimator == estimator(name)
     assert config.trainer.max_actor_ckpt_to_keep == 2  # a checkpoint takes 18 GB and more
     if cpu:  # it loses what needs a GPU
         assert (config.trainer.device, config.actor_rollout_ref.rollout.name) == ("cpu", "embedded")
@@ -48,16 +49,16 @@ def test_every_arm_is_named_like_its_file_and_passes_the_check(arm, cpu, capsys,
 RUNS = re.findall(r"^\|[^|]*\| `([\w-]+) (.*=.*)` \|$", (RECIPES / "math/README.md").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize(("arm", "settings"), RUNS)
-def test_the_runs_of_the_readme_of_math_pass_the_check(arm, settings):
+@pytest.mark.parametrize(("name", "settings"), RUNS)
+def test_the_runs_of_the_readme_of_math_pass_the_check(name, settings):
     assert len(RUNS) == 7
-    assert main(["check", "--config-path", str(RECIPES), "--config-name", f"math/{arm}", *settings.split()]) == 0
+    assert main(["check", "--config-path", str(RECIPES), "--config-name", f"math/{name}", *settings.split()]) == 0
 
 
 @pytest.mark.parametrize(
     ("one", "other"), [("gsm8k/gdpo", "gsm8k/grpo"), ("tool_calling/gdpo", "tool_calling/grpo-clean")]
 )
-def test_the_arms_that_are_compared_differ_in_nothing_but_the_estimator(one, other):
+def test_the_configs_that_are_compared_differ_in_nothing_but_the_estimator(one, other):
     left, right = values_of(composed(one)), values_of(composed(other))
     different = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
     ours = ("algorithm.gdpo.", "algorithm.rewards.", "algorithm.verl_ext.", "verl_ext_presets")
@@ -68,12 +69,12 @@ def test_the_arms_that_are_compared_differ_in_nothing_but_the_estimator(one, oth
 PAGE = RECIPES.parent / "docs/pages/turns.md"
 
 
-@pytest.mark.parametrize("arm", ["per_turn", "outcome"])
-def test_an_arm_passes_the_check(arm, capsys):
-    status = main(["check", "--config-path", str(RECIPES), "--config-name", f"turns/{arm}"])
+@pytest.mark.parametrize("name", ["per_turn", "outcome"])
+def test_a_config_passes_the_check(name, capsys):
+    status = main(["check", "--config-path", str(RECIPES), "--config-name", f"turns/{name}"])
     out = capsys.readouterr().out
     assert status == 0, out
-    assert ("right by turn" in out) == (arm == "per_turn")
+    assert a_line_says(out, "rewards", "right") == (name == "per_turn")
 
 
 def test_the_model_is_warmed_up_on_what_the_reward_function_and_the_tool_read():

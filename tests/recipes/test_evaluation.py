@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.common.evaluation import main, pass_at_k, passes
+from tests.facts import a_line_says
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n), st.integers(1, n))))
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(counts):
-    right, samples, k = counts
-    subsets = list(combinations([True] * right + [False] * (samples - right), k))
-    assert pass_at_k(right, samples, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
+def test_pass_at_k_is_the_fraction_of_subsets_with_a_correct_response(counts):
+    correct, samples, k = counts
+    subsets = list(combinations([True] * correct + [False] * (samples - correct), k))
+    assert pass_at_k(correct, samples, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
 
 
 @pytest.mark.parametrize(("samples", "ks"), [((16, 12), [1, 2, 4, 8, 12]), ((8,), [1, 2, 4, 8]), ((1,), [1])])
@@ -40,24 +41,24 @@ nan = float("nan")
 
 # records, arguments, what is in the summary
 SUMMARIES = {
-    "answers of a prompt are one group": (
+    "the responses to a prompt are one group": (
         SHUFFLED,
         [],
-        {"answers": 8, "prompts": 2, "mean": {"correctness": 0.125}, "pass": {"1": 0.125, "2": 0.25, "4": 0.5}},
+        {"responses": 8, "prompts": 2, "mean": {"correctness": 0.125}, "pass": {"1": 0.125, "2": 0.25, "4": 0.5}},
     ),
-    "of an answer in parts the last counts": (
+    "of a response with several outputs the last counts": (
         [record("p_0_0", 0.0), record("p_0_10", 1.0), record("p_0_9", 0.0)],
         [],
-        {"answers": 1, "pass": {"1": 1.0}},
+        {"responses": 1, "pass": {"1": 1.0}},
     ),
     "without keys, as RayPPOTrainer dumps, the same question is the same prompt": (
         [record(None, right, input=text) for text, right in (("q", 1.0), ("q", 0.0), ("r", 0.0), ("r", 0.0))],
         [],
         {"prompts": 2, "pass": {"1": 0.25, "2": 0.5}},
     ),
-    "values above a bound are right, and unscored answers have no part in a mean": (
+    "values above the threshold are correct, and unscored responses are excluded from a mean": (
         [record("p_0_0", 3.0, length=nan, other=nan), record("q_0_0", 2.5, length=0.5, other=nan)],
-        ["--above", "2.999"],
+        ["--accuracy-threshold", "2.999"],
         {"pass": {"1": 0.5}, "mean": {"correctness": 2.75, "length": 0.5}},
     ),
 }
@@ -69,16 +70,17 @@ def test_a_summary(case, tmp_path, capsys):
     folder = dump(tmp_path / "d", records)
     dump(folder, [record("p_0_0", 7.0)], step=4)  # an earlier step, which does not count
     (folder / "metrics.jsonl").write_text("{}\n")
-    assert main([str(folder), "--right", "correctness", "--json", str(tmp_path / "new/out.json"), *arguments]) == 0
+    options = ["--accuracy-key", "correctness", "--json", str(tmp_path / "new/out.json"), *arguments]
+    assert main([str(folder), *options]) == 0
     (summary,) = json.loads((tmp_path / "new/out.json").read_text()).values()
     assert {name: summary[name] for name in expected} == expected
     shown = capsys.readouterr().out
-    assert f"{summary['answers']} answers to {summary['prompts']} prompts" in shown
+    assert a_line_says(shown, folder / "5.jsonl", summary["responses"], summary["prompts"])
     assert "pass@1" in shown
 
 
 WRONG = {
-    "no dump": (None, "holds no <step>.jsonl"),
+    "no dump": (None, "<step>.jsonl"),
     "an unknown reward": ([record("p_0_0", 1.0)], "'correct'"),
 }
 
@@ -87,5 +89,5 @@ WRONG = {
 def test_what_cannot_be_summarized_is_an_error(case, tmp_path, capsys):
     records, message = WRONG[case]
     folder = tmp_path if records is None else dump(tmp_path / "d", records)
-    assert main([str(folder), "--right", "correct"]) == 1
+    assert main([str(folder), "--accuracy-key", "correct"]) == 1
     assert message in capsys.readouterr().err

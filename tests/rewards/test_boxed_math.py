@@ -100,15 +100,15 @@ def test_without_math_verify_the_error_names_the_package(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "told"),
+    ("kwargs", "words"),
     [
         ({"timeout": 0}, ("reward_kwargs.timeout", "above 0", "found 0")),
         ({"timeout": 3601}, ("reward_kwargs.timeout", "at most 3600", "found 3601")),
         ({"timout": 5}, ("'timout'", "did you mean 'timeout'")),
     ],
 )
-def test_a_wrong_setting_is_refused(kwargs, told):
-    with pytest.raises(ConfigurationError, match=facts(*told)):
+def test_a_wrong_setting_is_refused(kwargs, words):
+    with pytest.raises(ConfigurationError, match=facts(*words)):
         compute_score("math", r"\boxed{5}", "5", **kwargs)
 
 

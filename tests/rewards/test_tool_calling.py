@@ -77,11 +77,11 @@ def test_optimal_matching_without_scipy_names_the_package(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("truth", "told"),
+    ("truth", "words"),
     [
         (None, ("non-empty string", None)),
         (" \n", ("non-empty string", repr(" \n"))),
-        (F, ("well-formed", "expected <think>...</think>;")),
+        (F, ("well-formed", "<think>...</think>, found")),
         (ONE.replace("</think>\n", "</think>"), ("well-formed", r"<think>...</think>\n<tool_call>\n...\n</tool_call>")),
         (f"{ONE}\n<tool_call>\n{G}\n</tool_call>", ("well-formed", r"<tool_call>\n...\n</tool_call>")),
         (calls(F[:-1]), ("tool call 1", "JSON")),
@@ -90,10 +90,10 @@ def test_optimal_matching_without_scipy_names_the_package(monkeypatch):
         (calls('{"name": "f", "arguments": {}}'), ("tool call 1", "object 'parameters'")),
     ],
 )
-def test_a_malformed_ground_truth_is_an_error_that_names_the_row(truth, told):
-    with pytest.raises(DataError, match=facts("row 17 of 'rlla'", *told)):
+def test_a_malformed_ground_truth_is_an_error_that_names_the_row(truth, words):
+    with pytest.raises(DataError, match=facts("row 17 of 'rlla'", *words)):
         compute_score("rlla", ONE, truth, {"index": 17})
-    with pytest.raises(DataError, match=facts("a row", *told)):
+    with pytest.raises(DataError, match=facts("a row", *words)):
         check_ground_truth(truth)
 
 

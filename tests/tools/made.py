@@ -13,9 +13,9 @@ from verl_ext.integration import dump as writer
 RIGHT = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 FORM = [1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0]
 LENGTHS = [3, 5, 2, 8, 4, 4, 9, 1, 7, 6, 2, 3]
-"""Three prompts with four answers each. In the last no answer is right."""
+"""Three prompts with four responses each. Of the last prompt no response is correct."""
 OUTPUTS = [1, 2, 1, 1, 1, 1, 3, 1, 1, 1, 1, 1]
-"""Rows of the batch of each answer."""
+"""Rows of the batch of each response."""
 UIDS = [f"p{row // 4}" for row in range(12)]
 KEYS = "algorithm.rewards.keys=[right,form]"
 CLOCK = itertools.count(1)

@@ -1,4 +1,4 @@
-"""The advantages are those that the estimators give in a run, and what differs from a run is said."""
+"""The advantages are those that the estimators give in a run, and notes say what differs from a run."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_a_variant_has_the_advantages_of_its_estimator(variant, wanted, advantag
     np.testing.assert_allclose(found["advantage/grpo"], expected("grpo"), atol=1e-12)
 
 
-def test_a_reward_by_item_is_read_from_the_text_of_json_lines(advantages, compare, tmp_path):
+def test_a_rubric_is_read_from_the_text_of_json_lines(advantages, compare, tmp_path):
     lines = made.entries()
     for line in lines:
         count = 2 + (line["gts"] == "0")
@@ -93,13 +93,13 @@ def test_history_goes_through_the_steps_in_order_whatever_the_files_are_called(a
     assert len(set(apart["advantage/hadw"].round(6))) > len(set(apart["advantage/grpo"].round(6)))
 
 
-def test_history_without_steps_is_said_to_be_none(compare, tmp_path):
+def test_a_note_says_that_rollouts_without_steps_have_no_history(compare, tmp_path):
     folder = made.rollouts(tmp_path / "rollouts", made.without(made.entries(), "step"), name="1")
-    assert a_line_says(compare(folder, "hadw"), "hadw", "no history", "`step`")
-    assert not says(compare(made.rollouts(tmp_path / "steps", made.entries(1), made.entries(2)), "hadw"), "no history")
+    assert a_line_says(compare(folder, "hadw"), "note: hadw", "history", "`step`")
+    assert not says(compare(made.rollouts(tmp_path / "steps", made.entries(1), made.entries(2)), "hadw"), "`step`")
 
 
-def test_a_trajectory_in_several_parts_counts_once_with_all_its_tokens(advantages, tmp_path):
+def test_a_trajectory_with_several_outputs_counts_once_with_all_its_tokens(advantages, tmp_path):
     earlier = [line | {"tokens": 2, "score": 0.0, "right": 0.0, "form": 0.0} for line in made.entries()[:3]]
     later = [line | {"uid": f"{line['uid'][:-1]}1"} for line in made.entries()[:3]]
     found = advantages(made.rollouts(tmp_path / "rollouts", later + made.entries()[3:] + earlier), "grpo", made.KEYS)
@@ -118,7 +118,7 @@ def test_groups_are_prompts_whatever_names_them(advantages, tmp_path):
 
 # What a dump says of its run.
 ACCURACY = {"rewards": {"keys": ["right", "form"], "accuracy_key": "right"}}
-CONDITIONS = {"form": {"on": "right", "at_least": 1.0}}
+CONDITIONS = {"form": {"reward": "right", "at_least": 1.0}}
 WEIGHTED = {"rewards": {"keys": ["right", "form"], "weights": [3.0, 1.0], "conditions": CONDITIONS}}
 
 
@@ -137,20 +137,87 @@ def test_a_step_is_a_whole_number(compare, tmp_path, step):
     assert a_line_says(compare(folder, "gdpo", status=1), "1 of 12 rows", "whole number", "'step'")
 
 
-@pytest.mark.parametrize("name", ["scored.parquet", "scored.jsonl"])
-def test_any_table_of_scored_answers_is_compared(compare, advantages, tmp_path, name):
-    """Without a run: one column a reward, any name for the prompt, with or without a step."""
+def write(table, file):
+    """Write a table in the format of the file's suffix."""
+    match file.suffix.lower():
+        case ".parquet":
+            table.to_parquet(file)
+        case ".csv":
+            table.to_csv(file, index=False)
+        case _:
+            table.to_json(file, orient="records", lines=True)
+
+
+@pytest.mark.parametrize("name", ["scored.parquet", "scored.jsonl", "scored.csv", "SCORED.CSV"])
+def test_any_table_of_scored_responses_is_compared(compare, advantages, tmp_path, name):
+    """Without a run: one column per reward, any name for the prompt, with or without a step."""
     table = pd.DataFrame({"question": made.UIDS, "right": made.RIGHT, "form": made.FORM, "text": ["a"] * 12})
     file = tmp_path / name
-    table.to_parquet(file) if name.endswith("parquet") else table.to_json(file, orient="records", lines=True)
+    write(table, file)
     found = advantages(file, "gdpo", made.KEYS, RIGHT, "--prompt", "question")
     np.testing.assert_allclose(found["advantage/gdpo"], expected("gdpo", BOTH), atol=1e-12)
     assert says(compare(file, "gdpo", made.KEYS, status=1), "--prompt", "question")
     assert says(compare(file, "gdpo", made.KEYS, "--prompt", "questions", status=1), "--prompt", "'question'")
     two = tmp_path / f"two-{name}"
     both = pd.concat([table.assign(step=1), table.assign(step=2)])
-    both.to_parquet(two) if name.endswith("parquet") else both.to_json(two, orient="records", lines=True)
+    write(both, two)
     assert says(compare(two, "gdpo", made.KEYS, RIGHT, "--prompt", "question"), "6 groups of 4")
+
+
+def test_a_folder_with_csv_files_is_read(compare, tmp_path):
+    (tmp_path / "r").mkdir()
+    for step in (1, 2):
+        write(pd.DataFrame(made.entries(step)), tmp_path / f"r/{step}.csv")
+    text = compare(tmp_path / "r", "gdpo", made.KEYS, RIGHT)
+    assert says(text, "24 trajectories in 6 groups of 4, steps 1 to 2, 2 batches")
+    assert says(compare(tmp_path, "gdpo", made.KEYS, status=1), tmp_path / "r")
+
+
+@pytest.mark.parametrize("column", ["uid", "question"])
+@pytest.mark.parametrize(
+    "prompts", [("1", "1.0", "01"), ("NA", "null", "None"), ("9007199254740993", "9007199254740992", "x")]
+)
+def test_the_prompts_of_a_csv_file_are_text(advantages, tmp_path, prompts, column):
+    """Also if they look like numbers, of which some would be equal, or like missing values."""
+    questions = [prompts[row // 4] for row in range(12)]
+    write(pd.DataFrame({column: questions, "right": made.RIGHT, "form": made.FORM}), tmp_path / "scored.csv")
+    named = [] if column == "uid" else ["--prompt", column]
+    found = advantages(tmp_path / "scored.csv", "gdpo", made.KEYS, RIGHT, *named)
+    assert found["uid"].tolist() == questions
+    np.testing.assert_allclose(found["advantage/gdpo"], expected("gdpo", BOTH), atol=1e-12)
+
+
+def test_the_cells_of_a_csv_file_that_are_no_numbers_are_not_scored(compare, tmp_path):
+    table = pd.DataFrame({"question": made.UIDS, "right": made.RIGHT, "form": made.FORM}).astype(object)
+    table.loc[0, "right"] = "error"
+    table.loc[1, "right"] = None
+    write(table, tmp_path / "scored.csv")
+    text = compare(tmp_path / "scored.csv", "gdpo", made.KEYS, RIGHT, "--prompt", "question")
+    assert a_line_says(text, "note: ", "'right'", "2 of 12")
+    table.loc[2, "question"] = None
+    write(table, tmp_path / "scored.csv")
+    text = compare(tmp_path / "scored.csv", "gdpo", made.KEYS, RIGHT, "--prompt", "question", status=1)
+    assert says(text, "1 of 12 rows", "'question'")
+
+
+@pytest.mark.parametrize("name", ["scored.xlsx", "scored.csv.gz", "scored"])
+def test_a_file_of_another_format_is_rejected_with_the_formats(compare, tmp_path, name):
+    (tmp_path / name).write_text("question,right")
+    assert says(compare(tmp_path / name, "gdpo", made.KEYS, status=1), name, ".parquet", ".jsonl", ".csv")
+
+
+def test_the_log_of_a_run_and_an_empty_table_are_rejected(compare, tmp_path):
+    log = made.log(tmp_path / "run.jsonl", (1, {"reward/x/mean": 1.0}))
+    assert says(compare(log, "gdpo", status=1), log, "report")
+    (tmp_path / "empty.csv").write_text("question,right")
+    assert says(compare(tmp_path / "empty.csv", "gdpo", status=1), "empty.csv")
+
+
+def test_a_reward_that_is_text_is_rejected_with_the_columns_of_numbers(compare, tmp_path):
+    table = pd.DataFrame({"uid": made.UIDS, "right": made.RIGHT, "form": made.FORM, "text": ["a"] * 12})
+    write(table, tmp_path / "scored.csv")
+    text = compare(tmp_path / "scored.csv", "gdpo", "algorithm.rewards.keys=[text,right]", status=1)
+    assert says(text, "'text'", "'form', 'right'", "algorithm.rewards.rubrics=[text]")
 
 
 LONG = [7] * 1500
@@ -166,7 +233,7 @@ PROMPTS = {
 @pytest.mark.parametrize("name", ["scored.parquet", "scored.jsonl"])
 @pytest.mark.parametrize("prompts", PROMPTS)
 def test_different_prompts_are_different_groups(advantages, tmp_path, prompts, name, torn):
-    """Also beside a torn line or an empty row, for which pandas turns integers into floats."""
+    """Also next to a torn line or an empty row, for which pandas turns integers into floats."""
     questions = [PROMPTS[prompts][row // 4] for row in range(12)]
     columns = {"question": questions, "right": made.RIGHT, "form": made.FORM}
     columns = {key: [*values, *[None] * torn] for key, values in columns.items()}
@@ -186,8 +253,8 @@ def test_a_run_is_judged_with_its_own_settings(compare, advantages, tmp_path):
     np.testing.assert_allclose(found["advantage/gdpo"], recorded, atol=1e-12)
     assert found["tokens"].tolist() == made.LENGTHS * 2
     text = compare(folder, "gdpo")
-    assert a_line_says(text, "the run", "gdpo")
-    assert a_line_says(text, "settings", '"weights": [3.0, 1.0]', '"at_least": 1.0')
+    assert a_line_says(text, "note: ", "run with gdpo")
+    assert a_line_says(text, "note: ", '"weights": [3.0, 1.0]', '"at_least": 1.0')
     assert a_line_says(text, "gdpo", "equal", "recorded")
     assert a_line_says(compare(folder, "gdpo algorithm.gdpo.epsilon=0.5"), "epsilon=0.5", "differ", "recorded")
 
@@ -202,9 +269,9 @@ def test_an_argument_goes_before_the_setting_of_the_run(advantages, tmp_path):
     np.testing.assert_allclose(turned, expected("drgrpo", BOTH), atol=1e-12)
 
 
-def test_the_kl_of_a_run_is_left_out_and_said_so(compare, tmp_path):
+def test_a_note_says_that_the_kl_of_a_run_is_ignored(compare, tmp_path):
     folder, _ = made.dump(tmp_path, [1], name="dgpo", algorithm=ACCURACY | {"use_kl_in_reward": True})
-    assert a_line_says(compare(folder, "gdpo"), "KL", "left out")
+    assert a_line_says(compare(folder, "gdpo"), "note: ", "algorithm.use_kl_in_reward=True")
 
 
 def test_hadw_is_repeated_from_a_whole_dump(compare, advantages, tmp_path):
@@ -214,7 +281,7 @@ def test_hadw_is_repeated_from_a_whole_dump(compare, advantages, tmp_path):
     assert a_line_says(compare(folder, "hadw"), "hadw", "equal", "recorded")
     other, _ = made.dump(tmp_path / "later", [2, 3], name="hadw", algorithm=ACCURACY, rights=rights)
     text = compare(other, "hadw")
-    assert a_line_says(text, "hadw", "history begins with these rollouts")
+    assert a_line_says(text, "note: hadw", "history")
     assert a_line_says(text, "hadw", "differ", "recorded")
 
 
@@ -227,14 +294,17 @@ def test_a_resume_counts_before_the_steps_that_it_repeats(compare, advantages, t
     assert (first != third).any()
     assert found["reward/form"].tolist() == 3 * made.FORM  # as it was scored, with and without the condition
     text = compare(folder, "gdpo")
-    assert a_line_says(text, "2 of 3 updates", "other settings")
+    assert a_line_says(text, "note: ", "2 of 3 updates", "settings")
 
 
-def test_a_dump_that_cannot_be_read_is_left_out_and_said_so(compare, tmp_path):
+def test_a_note_names_a_dump_that_cannot_be_read(compare, tmp_path):
     broken, (folder, _) = "advantages-00000009-000.parquet", made.dump(tmp_path, [1, 2])
     (folder / broken).write_bytes(b"PAR1")
-    assert a_line_says(compare(folder, "gdpo"), broken, "left out")
-    assert a_line_says(compare(folder / broken, "gdpo", status=1), broken, "left out")
+    pd.DataFrame({"step": [1]}).to_parquet(folder / "advantages-other.parquet")
+    text = compare(folder, "gdpo")
+    assert a_line_says(text, "note: ", broken)
+    assert a_line_says(text, "note: ", "advantages-other.parquet", "verl_ext")
+    assert a_line_says(compare(folder / broken, "gdpo", status=1), broken, "cannot be read")
 
 
 def test_the_text_has_the_tables_and_the_counts(compare, tmp_path):
@@ -242,61 +312,64 @@ def test_the_text_has_the_tables_and_the_counts(compare, tmp_path):
     text = compare(folder, "gdpo", "hadw", "[weighted_sum,center,scale_by_mad,whiten]", made.KEYS)
     assert a_line_says(text, "24 trajectories in 6 groups of 4, steps 1 to 2, 2 batches", folder)
     assert a_line_says(text, "[weighted_sum,center,scale_by_mad,whiten]")
-    assert a_line_says(text, "grpo", "0.0% (0-39)")  # Wilson's interval for none of six
-    assert a_line_says(text, "(groups)", 2)
-    assert says(text, "accuracy of the prompt (acc)", "right  form")
+    assert a_line_says(text, "estimator", "zero-variance groups", "zero advantages", "mean |A|", "sign flips")
+    assert a_line_says(text, "grpo", "0.0% (0-39%)")  # Wilson's interval for none of six
+    assert a_line_says(text, "(number of groups)", 2)
+    assert says(text, "accuracy (acc)", "right  form")
     assert a_line_says(compare(folder, "gdpo", "algorithm.rewards.keys=[score,right]"), "score", "right", "rest")
 
 
-def shares(text):
-    rows = text.partition("Share of A")[2].partition("cov(")[0].splitlines()[3:]
-    return {label: figures for label, *figures in map(str.split, rows)}
+def contributions(text):
+    """The rows of the second table, by the text of the variant."""
+    rows = text.split("\n\n")[2].splitlines()[3:]
+    return {row.split()[0]: row.split()[1:] for row in rows if not row.startswith("  ")}
 
 
-def test_a_share_is_what_a_reward_adds_to_the_sum_of_the_variant(compare, tmp_path):
+def test_a_contribution_is_what_a_reward_adds_to_the_sum_of_the_variant(compare, tmp_path):
     """By hand. The score is 2 right + form, and to it a logged `right` adds 1 right."""
     folder, own = made.rollouts(tmp_path / "r", made.entries()), "[tests.integration.test_shares:Smallest,center]"
-    found = shares(compare(folder, "drgrpo", own, made.KEYS))
+    found = contributions(compare(folder, "drgrpo", own, made.KEYS))
     assert found["grpo"] == ["26.3%", "47.5%", "26.3%"]
     assert found["drgrpo"] == ["36.8%", "63.2%", "0.0%"]
     assert found[own] == ["-", "-", "-"]
 
 
-def test_grpo_on_a_weighted_sum_has_the_shares_of_the_sum(compare, tmp_path):
+def test_grpo_on_a_weighted_sum_has_the_contributions_of_the_sum(compare, tmp_path):
     """By hand: with the weights and the condition of the run, or with the weights of the arguments."""
     dump, _ = made.dump(tmp_path / "dump", [1, 2], algorithm=WEIGHTED)
     table = made.rollouts(tmp_path / "r", made.without(made.entries(), "score"))
     weighted = [made.KEYS, "algorithm.rewards.weights=[3,1]"]
     for folder, given, wanted in ((dump, [], ["75.8%", "24.2%"]), (table, weighted, ["80.3%", "19.7%"])):
-        found = shares(compare(folder, "drgrpo", *given, RIGHT, "algorithm.norm_adv_by_std_in_grpo=False"))
+        found = contributions(compare(folder, "drgrpo", *given, RIGHT, "algorithm.norm_adv_by_std_in_grpo=False"))
         assert found["grpo"] == found["drgrpo"] == [*wanted, "0.0%"]
 
 
-def test_torn_lines_missing_rewards_and_single_answers_are_said(compare, tmp_path):
+def test_notes_count_torn_lines_missing_rewards_and_single_responses(compare, tmp_path):
     lines = [line for row, line in enumerate(made.entries()) if row % 4 == 0 or row > 7]
     lines[0]["right"] = None
     folder = made.rollouts(tmp_path / "r", made.without(lines, "acc", "tokens"))
     with (folder / "1.jsonl").open("a") as file:
         file.write('{"input": "x", "outp')
     text = compare(folder, "gdpo", made.KEYS, RIGHT)
-    for fact in ("1 unreadable line", "right is not scored in 1 trajectories", "groups of 1 to 4", "2 groups have one"):
-        assert fact in text
-    assert "accuracy of the prompt (right)" in text
+    assert says(text, "groups of 1 to 4", "accuracy (right)")
+    assert a_line_says(text, "note: ", "Skipped 1")
+    assert a_line_says(text, "note: ", "'right'", "1 of 6")
+    assert a_line_says(text, "note: ", "2 group(s)", "grpo")
     named = f"gdpo algorithm.gdpo.whiten=token {made.KEYS}"
-    assert a_line_says(compare(folder, named, RIGHT), "approximate", "answers")
+    assert a_line_says(compare(folder, named, RIGHT), f"note: {named}", "approximate", "`tokens`")
 
 
 @pytest.mark.parametrize("variant", ["dvao", "gdpo", "[center,scale_by_std,weighted_sum]"])
 def test_an_estimator_without_need_of_an_accuracy_is_compared_without_one(variant, compare, advantages, tmp_path):
-    """The table by accuracy is left out, and a line says which setting it lacks."""
+    """The table by accuracy is omitted, and a note says which setting it needs."""
     folder = made.rollouts(tmp_path / "r", made.without(made.entries(), "acc"))
     text = compare(folder, variant, made.KEYS)
-    assert a_line_says(text, "table by accuracy", "left out", "algorithm.rewards.accuracy_key", "'form'", "'right'")
-    assert "Share of A" in text
-    assert "Mean |A| by" not in text
+    assert a_line_says(text, "note: ", "table", "algorithm.rewards.accuracy_key", "'form'", "'right'")
+    assert contributions(text)
+    assert "(number of groups)" not in text
     named = compare(folder, variant, made.KEYS, RIGHT)
-    assert "Mean |A| by accuracy of the prompt (right)" in named
-    assert "left out" not in named
+    assert says(named, "accuracy (right)", "(number of groups)")
+    assert not a_line_says(named, "note: ", "table")
     found = advantages(folder, variant, made.KEYS)
     name = f"advantage/{variant}"
     np.testing.assert_array_equal(found[name], advantages(folder, variant, made.KEYS, RIGHT)[name])
@@ -304,23 +377,24 @@ def test_an_estimator_without_need_of_an_accuracy_is_compared_without_one(varian
 
 def test_an_estimator_that_needs_an_accuracy_may_name_it_alone(compare, tmp_path):
     folder = made.rollouts(tmp_path / "r", made.without(made.entries(), "acc"))
-    text = compare(folder, f"hadw {made.KEYS} {RIGHT}", f"dvao {made.KEYS}")
-    assert "Share of A" in text
+    assert contributions(compare(folder, f"hadw {made.KEYS} {RIGHT}", f"dvao {made.KEYS}"))
 
 
 def test_a_reward_that_is_no_accuracy_is_compared_without_one(compare, tmp_path):
-    """The only reward is taken for the accuracy, and is beyond [0, 1]."""
+    """The only reward is used as the accuracy, and is beyond [0, 1]."""
     folder = made.rollouts(tmp_path / "r", made.without(made.entries(), "acc", "right", "form"))
-    assert a_line_says(compare(folder, "drgrpo"), "table by accuracy", "left out", "'score'", "accuracy_threshold")
+    assert a_line_says(compare(folder, "drgrpo"), "note: ", "table", "'score'", "accuracy_threshold")
 
 
 ENTRIES = made.entries()
-REFUSED = [
+REJECTED = [
     (ENTRIES, [], ("'gdpo'",)),
-    (ENTRIES, ["gdpo", "algorithm.rewards.keys=[rihgt,form]"], ("did you mean 'right'",)),
+    (ENTRIES, ["gdpo", "algorithm.rewards.keys=[rihgt,form]"], ("'rihgt'", "did you mean 'right'")),
     (ENTRIES, ["gdpo"], ("algorithm.rewards.keys", "'form'", "'right'")),
     (ENTRIES, ["grpo"], ("'grpo'", "twice")),
-    (ENTRIES, ["gdpo", made.KEYS, "algorithm.rewards.rejected=exclude"], ("rewards.rejected", "leave it out")),
+    (ENTRIES, ["gdpo", made.KEYS, "algorithm.rewards.rejected=exclude"], ("algorithm.rewards.rejected=exclude",)),
+    (ENTRIES, ["gdpo", made.KEYS, "+algorithm.rewards.rejected=exclude"], ("algorithm.rewards.rejected=exclude",)),
+    (ENTRIES, ["gdpo", made.KEYS, "algorithm.rewards.per_turn=[form]"], ("algorithm.rewards.per_turn=null",)),
     (made.without(ENTRIES, "acc"), ["hadw", made.KEYS], ("algorithm.rewards.accuracy_key", "'form'", "'right'")),
     (made.without(ENTRIES, "acc"), ["gdpo", made.KEYS, f"{RIGHT}s"], ("algorithm.rewards.accuracy_key", "'rights'")),
     (made.without(ENTRIES, "right", "form", "acc"), ["gdpo", made.KEYS], ("'right'", "'score'")),
@@ -329,12 +403,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("lines", "arguments", "told"), REFUSED, ids=range(len(REFUSED)))
-def test_mistakes_are_refused_with_what_is_valid(lines, arguments, told, compare, tmp_path):
+@pytest.mark.parametrize(("lines", "arguments", "wanted"), REJECTED, ids=range(len(REJECTED)))
+def test_mistakes_are_rejected_with_what_is_valid(lines, arguments, wanted, compare, tmp_path):
     folder = made.rollouts(tmp_path / "r", lines)
-    assert says(compare(folder, *arguments, status=1), *told)
+    assert says(compare(folder, *arguments, status=1), *wanted)
 
 
-def test_a_folder_with_the_log_of_a_run_alone_is_refused(compare, tmp_path):
+def test_a_folder_with_the_log_of_a_run_alone_is_rejected(compare, tmp_path):
     folder = made.rollouts(tmp_path / "r", [{"step": 1, "data": {}}], name="metrics")
-    assert says(compare(folder, "gdpo", status=1), "*.jsonl", "advantages-*.parquet")
+    assert says(compare(folder, "gdpo", status=1), "*.jsonl", "*.csv", "advantages-*.parquet")

@@ -1,4 +1,4 @@
-"""The figures against their definitions, by hand."""
+"""The measures against their definitions, by hand."""
 
 import numpy as np
 import pytest
@@ -14,10 +14,10 @@ def measured(advantages, baseline):
     return measures.measure(np.array(advantages), np.array(baseline), GROUPS, level)
 
 
-def test_shares_of_zeros_dead_groups_and_turned_signs():
+def test_fractions_of_zeros_zero_variance_groups_and_sign_flips():
     found = measured([1.0, 0.0, -1.0, 0.0, 0.0, 0.0], [-1.0, 1.0, -2.0, 0.0, 1.0, 0.0])
-    assert (found.dead, found.zero, found.turned) == pytest.approx((1 / 2, 4 / 6, 1 / 6))
-    assert found.size == pytest.approx(2 / 6)
+    assert (found.zero_variance, found.zero, found.sign_flips) == pytest.approx((1 / 2, 4 / 6, 1 / 6))
+    assert found.mean_magnitude == pytest.approx(2 / 6)
     assert found.by_level[[2, 5], 0].tolist() == [2, 0]  # the first group has all of it
 
 

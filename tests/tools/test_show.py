@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import verl_ext
-from tests.facts import NEEDED, says
+from tests.facts import NEEDED, a_line_says, says
 from tests.tools import made
 from verl_ext import build
 from verl_ext.cli import main
@@ -52,14 +52,14 @@ def test_the_list_that_it_prints_is_the_estimator(name, more, show):
     assert ("+algorithm.rewards.accuracy_key=right" in line) == (bool(more) and named.needs_accuracy)
 
 
-def test_a_list_of_one_s_own_is_shown_with_its_steps(show):
+def test_a_custom_list_is_shown_with_its_steps(show):
     steps = "[weighted_sum,center,{step:tests.integration.own_steps:Clip,limit:1.5}]"
     text = show("compose", f"algorithm.compose.steps={steps}")
     assert says(text, "`x` between -limit and limit.", "limit=1.5", f"{steps}'")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "words"),
     [
         (["gdop"], ("'gdop'", "did you mean 'gdpo'")),
         (["gdpo", "algorithm.rewards.keys=[x"], ("'algorithm.rewards.keys=[x'", "[a,b]")),
@@ -68,8 +68,8 @@ def test_a_list_of_one_s_own_is_shown_with_its_steps(show):
         (["gdpo", "+verl_ext=gdpo"], ("'+verl_ext=gdpo'", "without `=`")),
     ],
 )
-def test_what_is_wrong_is_said_with_what_is_valid(arguments, told, show):
-    assert says(show(*arguments, status=1), *told)
+def test_what_is_wrong_is_said_with_what_is_valid(arguments, words, show):
+    assert says(show(*arguments, status=1), *words)
 
 
 @pytest.mark.parametrize(
@@ -101,15 +101,15 @@ def test_in_a_clone_the_recipes_are_there_and_nothing_is_copied(monkeypatch, cap
     monkeypatch.chdir(clone)
     before = sorted(clone.glob("recipes/*"))
     assert main(["recipes"]) == 0
-    assert says(capsys.readouterr().out, "recipes", "part of this clone", "README.md")
+    assert says(capsys.readouterr().out, "recipes", "README.md")
     assert sorted(clone.glob("recipes/*")) == before
 
 
-def test_an_estimator_of_ones_own_without_a_docstring_is_listed_by_its_module(monkeypatch, capsys):
+def test_a_custom_estimator_without_a_docstring_is_listed_by_its_module(monkeypatch, capsys):
     monkeypatch.setitem(ESTIMATORS, "ranked", "tests.facts")
     monkeypatch.setattr("tests.facts.__doc__", None)
     assert main(["show"]) == 0
-    assert any(line.split()[:2] == ["ranked", "tests.facts,"] for line in capsys.readouterr().out.splitlines())
+    assert a_line_says(capsys.readouterr().out, "ranked", "tests.facts")
 
 
 def test_other_keys_than_those_of_a_run_do_not_take_its_weights():

@@ -128,8 +128,8 @@ def test_torch_s_kernel_takes_the_plan_forward_and_backward(heads, dtype):
         ({"size": 60}, "60"),
         ({"size": 264}, "264"),
         ({"of_values": 128}, "64"),
-        ({"card": (7, 5)}, "card"),
-        ({"hip": "6.4"}, "card"),
+        ({"card": (7, 5)}, "bfloat16"),
+        ({"hip": "6.4"}, "bfloat16"),
     ],
 )
 def test_what_torch_s_kernel_cannot_compute_is_said_once_on_a_gpu(monkeypatch, caplog, changed, why):

@@ -1,7 +1,8 @@
-"""Where a shorter update would be another one, it is refused with the line to change."""
+"""Where a faster update would have another gradient, it is rejected with the line to change."""
 
 import pytest
 
+from tests.checks.fixes import ways
 from tests.configs import compose as hydra
 from tests.configs import compose_quickly as compose
 from verl_ext.checks.judge import judge
@@ -48,28 +49,39 @@ NOT_PACKED = {
 }
 
 
+def assert_fixes(error, line, setting, overrides):
+    """An error names the line and the setting, with values with which it does not come again."""
+    other, off = (added for added, _ in ways(error.fix))
+    assert any(text.startswith(f"{line}=") for text in other)
+    assert off == [f"{setting}=False"]
+    for added in (other, off):
+        assert error not in judge(compose(*overrides, *added)).errors
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "gdpo"])
 @pytest.mark.parametrize("line", REFUSED)
 def test_leaving_rows_out_is_refused_for_every_estimator(line, estimator):
     run = GDPO if estimator == "gdpo" else ("algorithm.adv_estimator=grpo",)
-    errors = judge(compose(*run, ON, *REFUSED[line])).errors
-    assert len(errors) == 1
-    assert f"set {line}=" in errors[0]
-    assert judge(compose(*run, *REFUSED[line])).errors == ()  # without the setting
+    (error,) = judge(compose(*run, ON, *REFUSED[line])).errors
+    assert_fixes(error, line, SKIP, (*run, ON, *REFUSED[line]))
+    assert judge(compose(*run, *REFUSED[line])).errors == []  # without the setting
 
 
 @pytest.mark.parametrize("line", NOT_PACKED)
 def test_computing_a_prompt_once_is_refused(line):
     run = ("algorithm.adv_estimator=grpo", *NOT_PACKED[line])
     errors = judge(compose(*run, *PACKED)).errors
-    assert any(f"set {line}=" in error for error in errors)
-    assert all(f"set {SHARE}=False" in error or f"{SHARE}=False" in error for error in errors)
-    assert judge(compose(*run, *PACKED[1:])).errors == ()
+    lines = [next(ways(error.fix))[0][-1].partition("=")[0] for error in errors]
+    assert line in lines
+    for named, error in zip(lines, errors, strict=True):
+        assert_fixes(error, named, SHARE, (*run, *PACKED))
+    assert judge(compose(*run, *PACKED[1:])).errors == []
 
 
 def test_micro_batches_with_a_fixed_number_of_rows_are_refused():
-    errors = judge(compose("algorithm.adv_estimator=grpo", *PACKED[:1])).errors  # verl's default
-    assert f"set {ACTOR}.use_dynamic_bsz=True" in errors[0]
+    run = ("algorithm.adv_estimator=grpo", PACKED[0])  # verl's default
+    error, *_ = judge(compose(*run)).errors
+    assert_fixes(error, f"{ACTOR}.use_dynamic_bsz", SHARE, run)
 
 
 def test_verl_s_losses_are_known():
@@ -81,8 +93,11 @@ def test_verl_s_losses_are_known():
 @pytest.mark.parametrize("loss", [*EXACT, *NOT_EXACT, "of_my_own"])
 def test_losses(loss):
     verdict = judge(compose("algorithm.adv_estimator=grpo", ON, f"{ACTOR}.policy_loss.loss_mode={loss}"))
-    assert bool(verdict.errors) == (loss in NOT_EXACT)
-    assert bool(verdict.warnings) == (loss == "of_my_own")
+    severity = "error" if loss in NOT_EXACT else "warning"
+    found = loss in NOT_EXACT or loss == "of_my_own"
+    assert [finding.severity for finding in verdict.findings] == [severity] * found
+    for finding in verdict.findings:
+        assert_fixes(finding, f"{ACTOR}.policy_loss.loss_mode", SKIP, ("algorithm.adv_estimator=grpo", ON))
 
 
 @pytest.mark.parametrize(
@@ -96,13 +111,12 @@ def test_losses(loss):
 )
 @pytest.mark.parametrize("settings", [(ON,), PACKED, (ON, *PACKED)], ids=["skip", "share", "both"])
 def test_it_is_accepted_without_a_word(overrides, settings):
-    verdict = judge(compose(*overrides, *settings))
-    assert (verdict.errors, verdict.warnings) == ((), ())
+    assert judge(compose(*overrides, *settings)).findings == ()
 
 
 def test_a_prompt_is_computed_once_with_a_loss_in_every_row():
     rows = (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.entropy_coeff=0.001", f"{ACTOR}.policy_loss.loss_mode=dro")
-    assert judge(compose("algorithm.adv_estimator=grpo", *rows, *PACKED)).errors == ()
+    assert judge(compose("algorithm.adv_estimator=grpo", *rows, *PACKED)).errors == []
 
 
 @pytest.fixture
@@ -117,9 +131,9 @@ def without(monkeypatch):
 
 
 def lines(*overrides, compose=compose):
-    """What `check` says to set where flash-attn is missing."""
-    told = judge(compose("algorithm.adv_estimator=grpo", *overrides)).warnings
-    return [text.rpartition("set ")[2].split() for text in told if "flash-attn" in text]
+    """The lines to set where flash-attn is missing."""
+    findings = judge(compose("algorithm.adv_estimator=grpo", *overrides)).findings
+    return [next(ways(finding.fix))[0] for finding in findings if "flash-attn" in str(finding)]
 
 
 SDPA = f"++{MODEL}.override_config.attn_implementation=sdpa"
@@ -137,7 +151,8 @@ def test_a_gpu_without_flash_attn_is_named_with_lines_that_end_the_warning(witho
     assert (f"++{SHARE}=True" in proposed) == (not refused)
     assert (KERNELS in proposed) == bool(refused)
     verdict = judge(compose("algorithm.adv_estimator=grpo", *refused, *proposed))
-    assert (verdict.errors, [text for text in verdict.warnings if "flash-attn" in text]) == ((), [])
+    assert verdict.errors == []
+    assert not any("flash-attn" in str(finding) for finding in verdict.findings)
 
 
 def test_lines_for_a_gpu_without_flash_attn_depend_on_what_is_installed_and_set(without):
@@ -159,4 +174,4 @@ def test_the_lines_are_read_by_hydra(without, refused):
     [proposed] = lines(*refused, compose=hydra)
     assert lines(*refused, *proposed, compose=hydra) == []
     with_preset = ("+verl_ext=gdpo", "algorithm.adv_estimator=gdpo", "algorithm.rewards.keys=[a,b]")
-    assert judge(hydra(*with_preset, *refused, *proposed)).errors == ()
+    assert judge(hydra(*with_preset, *refused, *proposed)).errors == []

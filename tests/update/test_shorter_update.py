@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.configs import compose
+from tests.facts import facts
 from tests.update import update_tasks as tasks
 from tests.update import updates
 from verl_ext import hooks, update
@@ -69,21 +70,21 @@ def test_no_split_hangs(tmp_path, ranks, cases):
     """All ranks have the same number of micro-batches, none of them empty, and every live row ran once."""
     found = tasks.run("splits", ranks, tmp_path, cases=cases)
     for splits in zip(*found, strict=True):
-        assert len({len(told["ran"]) for told in splits}) == 1
-        for told in splits:
-            assert told["fits"]
-            assert all(told["ran"])
-            with_tokens = sum(any(told["counted"][row] for row in batch) for batch in told["ran"])
-            assert with_tokens == min(len(told["ran"]), sum(told["counted"]))
-            ran = [row for batch in told["ran"] for row in batch]
-            assert len(set(ran)) == len(ran) == round(told["rows_kept"] * len(told["live"]))
-            assert {row for row, live in enumerate(told["live"]) if live} <= set(ran)
-            places = [place for batch in told["places"] for place in batch]
+        assert len({len(report["ran"]) for report in splits}) == 1
+        for report in splits:
+            assert report["fits"]
+            assert all(report["ran"])
+            with_tokens = sum(any(report["counted"][row] for row in batch) for batch in report["ran"])
+            assert with_tokens == min(len(report["ran"]), sum(report["counted"]))
+            ran = [row for batch in report["ran"] for row in batch]
+            assert len(set(ran)) == len(ran) == round(report["rows_kept"] * len(report["live"]))
+            assert {row for row, live in enumerate(report["live"]) if live} <= set(ran)
+            places = [place for batch in report["places"] for place in batch]
             assert [sorted(ran)[place] for place in places] == ran
-    every = [told for splits in found for told in splits]
-    assert min(told["rows_kept"] for told in every) < 0.2
-    assert max(told.get("prompt_tokens_saved", 0) for told in every) > 0.2
-    assert max(told.get("prompts_recomputed", 0) for told in every) > 0
+    every = [report for splits in found for report in splits]
+    assert min(report["rows_kept"] for report in every) < 0.2
+    assert max(report.get("prompt_tokens_saved", 0) for report in every) > 0.2
+    assert max(report.get("prompts_recomputed", 0) for report in every) > 0
 
 
 @pytest.mark.parametrize("nested", [True, False])
@@ -125,7 +126,7 @@ def test_prompts_stay_whole_where_there_is_room(ranks, seed):
 
 
 def test_rows_that_ranks_cannot_share_equally_are_refused():
-    with pytest.raises(IntegrationError, match=r"3 rows.*2 ranks.*share_prompts=False"):
+    with pytest.raises(IntegrationError, match=facts("3", "2", "algorithm.verl_ext.share_prompts=False")):
         order_of([("a", 5, 1)] * 3, ranks=2, mini_batch=2)
 
 
@@ -207,15 +208,15 @@ def test_each_layout_of_a_model(folder, record_property):
 
 
 def test_the_first_pass_finds_a_wrong_mask_and_ends_all_ranks(folder):
-    told = tasks.run("wrong", 2, folder)
-    assert all("share_prompts" in text for text in told)
+    report = tasks.run("wrong", 2, folder)
+    assert all("share_prompts" in text for text in report)
 
 
 def test_a_micro_batch_is_planned_once_although_its_layers_are_computed_twice(folder):
     """And a checkpoint says nothing of this package."""
-    [told] = tasks.run("plans", 1, folder)
-    assert told["micro-batches"] > 1
-    assert told["layers"] == 2 * 2 * told["micro-batches"]  # of a model of 2, with gradient checkpointing
-    assert told["planned"] == told["seen"] == told["micro-batches"]
-    assert told["config"]["model_type"] == "qwen3"
-    assert "verl_ext" not in str(told["config"])
+    [report] = tasks.run("plans", 1, folder)
+    assert report["micro-batches"] > 1
+    assert report["layers"] == 2 * 2 * report["micro-batches"]  # of a model of 2, with gradient checkpointing
+    assert report["planned"] == report["seen"] == report["micro-batches"]
+    assert report["config"]["model_type"] == "qwen3"
+    assert "verl_ext" not in str(report["config"])

@@ -149,9 +149,9 @@ def splits(rank: int, ranks: int, _folder: Path, cases: int) -> Any:
         largest = max(row_lengths(batch, share=bool(share)).packed(range(len(batch))) for batch in batches)
         counted = [row not in empty for row in range(count)]
         live = [row and (alive or SKIP_MARK not in marks) for row, alive in zip(counted, live, strict=True)]
-        told = {"ran": ran, "places": places, "live": live, "counted": counted}
+        report = {"ran": ran, "places": places, "live": live, "counted": counted}
         fits = largest <= limit or not entry(data, "use_dynamic_bsz")
-        found.append({**told, "fits": fits, **entry(data, split.FIGURES)})
+        found.append({**report, "fits": fits, **entry(data, split.FIGURES)})
     return found
 
 
@@ -203,11 +203,11 @@ def models(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
             data = [rows(COUNT, [True] * COUNT, seed=7, nested=True, group=5) for _ in range(2)]
             try:
                 trained = actor.train(data[0], {}, *marks, **usual, max_token_len_per_gpu=limit)
-                told = actor.infer(data[1], *marks, max_token_len_per_gpu=limit)
+                report = actor.infer(data[1], *marks, max_token_len_per_gpu=limit)
             except IntegrationError as error:
                 found[name][way] = str(error)
             else:
-                found[name][way] = {"gradients": trained["gradients"], **told}
+                found[name][way] = {"gradients": trained["gradients"], **report}
     return found
 
 
@@ -244,10 +244,10 @@ def plans(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
     pack.pack = recorded(pack.pack, planned, lambda result, _named: result)
     split.same_number = recorded(split.same_number, batches, lambda result, _named: len(result))
     actor.timed(data[1], {}, SHARE_MARK, **ONE_UPDATE, max_token_len_per_gpu=128)
-    told = {"planned": len(planned), "layers": len(seen), "seen": len({id(keys) for keys in seen})}
+    report = {"planned": len(planned), "layers": len(seen), "seen": len({id(keys) for keys in seen})}
     actor.worker.save_checkpoint(str(folder / "checkpoint"))
     config = json.loads((folder / "checkpoint/huggingface/config.json").read_text())
-    return {**told, "micro-batches": sum(batches), "config": config}
+    return {**report, "micro-batches": sum(batches), "config": config}
 
 
 def wrong(rank: int, ranks: int, folder: Path, _cases: int) -> Any:

@@ -1,7 +1,7 @@
-"""`verl-ext check`: print every error and warning of a configuration, without a run.
+"""`verl-ext check`: validate the configuration of a run before it starts.
 
 The configuration is composed as by `python -m verl.trainer.main_ppo`, with the same command line and presets. Neither
-Ray nor a model is started. The exit status is 1 if verl_ext or verl refuses the run.
+Ray nor a model is started. The exit status is 1 if verl_ext or verl rejects the run.
 """
 
 from __future__ import annotations
@@ -25,79 +25,102 @@ from hydra.errors import ConfigCompositionException, InstantiationException
 from omegaconf import open_dict
 
 from verl_ext.checks.describe import describe
-from verl_ext.checks.judge import judge
+from verl_ext.checks.judge import Verdict, judge
 from verl_ext.checks.plan import plan
 from verl_ext.checks.rewards import dropped, known_components, mains_of_file
-from verl_ext.checks.try_reward import add_trial, try_reward
-from verl_ext.errors import ConfigurationError, VerlExtError, nearest, reading
+from verl_ext.checks.try_reward import try_reward
+from verl_ext.errors import ConfigurationError, Finding, VerlExtError, nearest, reading
 from verl_ext.files import say
 from verl_ext.registry import entries
 from verl_ext.run_config import FUNCTION, RunConfig, select
 
 VERL = "verl.trainer.config"
 """The module with the configurations of verl's entry point."""
-
-
-def add_configuration(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of verl, so that a command line can be pasted."""
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings as on verl's command line")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the primary configuration: folder and name in one")
-    parser.add_argument("--config-path", "-cp", type=Path, metavar="FOLDER", help=f"{VERL} by default")
-    parser.add_argument("--config-name", "-cn", default="ppo_trainer", metavar="NAME", help="ppo_trainer by default")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
-    add_configuration(parser)
-    parser.add_argument("--try-reward", action="store_true", help="call the reward function on rows of training data")
-    parser.add_argument("--rows", type=int, default=8, help="how many, 8 by default")
-    parser.add_argument("--strict", action="store_true", help="a warning, or a line to look at, refuses the run, too")
-    add_trial(parser)
+SEVERITIES = ("error", "warning", "note")
+MOST_ERRORS = 8
+"""The number of errors of the reward function that are printed."""
 
 
 def check(options: argparse.Namespace, *, until: float | None = None) -> int:
-    """Print what the run would do and be told; return 1 if it would be refused.
+    """Print what the run will do and what is wrong with its configuration; return 1 if the run is rejected.
 
-    `until`: main_ppo runs it next, in a rehearsal, for which this is the time to end by the clock.
+    `until` is the time by `time.monotonic()` at which the calls of the reward function end. A rehearsal, which starts
+    verl's own main program, gives it.
     """
     with composed(options) as config:
         verdict = judge(config)
-        lines, doubts = [*describe(verdict)], list[str]()
-        errors = [*verdict.errors, *dropped(config, mains_of_file() if until is None else ())]
-        try:
-            _ask_verl(config)
-        except Exception as error:  # noqa: BLE001 - its errors are of many kinds
-            text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            frames = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
-            if isinstance(error, ImportError | OSError) or "<module>" in frames:  # a package is missing, or a network
-                doubts.append(f"verl's own check cannot run here: {text}")
-            else:
-                errors.append(f"verl refuses it: {text}")
-        try:
-            with reading("the plan of the run", ConfigurationError):
-                planned, doubtful = plan(verdict)
-            lines, doubts = [*lines, *planned], [*doubts, *doubtful]
-        except ConfigurationError as error:
-            errors.append(str(error))
+        mains = mains_of_file() if until is None else ()
+        lines = [*describe(verdict)]
+        findings = [*verdict.findings, *dropped(config, mains), *_findings_of_verl(config)]
+        planned, found = _planned(verdict)
+        lines += planned
+        findings += found
         if options.try_reward:
-            try:
-                tried, problems = try_reward(config, verdict, options, math.inf if until is None else until)
-            except VerlExtError as error:  # it cannot begin
-                tried, problems = [], [str(error)]
-            more = [f"{len(problems) - 8} more of such answers"] if problems[8:] else []
-            lines, errors = [*lines, *tried], [*errors, *problems[:8], *more]
-        elif verdict.settings.rewards.keys and not errors and known_components(config) is None:
+            tried, found = _tried(config, verdict, options, until)
+            lines += tried
+            findings += found
+        elif verdict.settings.rewards.keys and not verdict.errors and known_components(config) is None:
             function = select(config, f"{FUNCTION}.path") or "the reward function"
-            lines.append(f"untried    whether {function} returns these rewards: add --try-reward")
+            lines.append(f"not tried  whether {function} returns these rewards (add --try-reward)")
         appended = r"^(\+{1,2})(?!.*kwargs)([\w.]+)\.(\w+)="
-        doubts += [*verdict.warnings, *_gone(appended, options.overrides, str(HydraConfig.get().job.config_name))]
-        for kind, texts in (("error", errors), ("warning", doubts)):
-            lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
-            lines += [f"  - {text}" for text in texts]
-        doubts += [line for line in lines if line.startswith(("look ", "missing "))]
-    end = "refused" if errors else "refused by --strict" if options.strict and doubts else "accepted"
-    say("\n".join([*lines, f"this run is {end}"]))
-    return int(end != "accepted")
+        unknown_settings = _unknown_settings(appended, options.overrides, str(HydraConfig.get().job.config_name))
+        findings += [Finding("warning", text, fix) for text, fix in unknown_settings]
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    counts = [sum(finding.severity == severity for finding in findings) for severity in SEVERITIES]
+    rejected = "rejected" if counts[0] else "rejected by --strict" if options.strict and any(counts) else ""
+    lines += [f"{finding.severity}: {finding}" for finding in findings]
+    totals = [
+        f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in zip(SEVERITIES, counts, strict=True)
+    ]
+    say("\n".join([*lines, f"{rejected or 'accepted'}: {', '.join(totals)}"]))
+    return int(bool(rejected))
+
+
+def _findings_of_verl(config: Any) -> list[Finding]:
+    """Return what verl's own check, which runs before Ray starts, reports."""
+    try:
+        _ask_verl(config)
+    except Exception as error:  # noqa: BLE001 - its errors are of many kinds
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        functions = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+        # A package is not installed, or a file or the network cannot be reached.
+        cannot_run = isinstance(error, ImportError | OSError) or "<module>" in functions
+        if cannot_run:
+            return [
+                Finding(
+                    "warning",
+                    f"verl's own check of the configuration cannot run on this machine. It raises {text}",
+                    "Run `verl-ext check` in the environment of the training.",
+                )
+            ]
+        return [Finding("error", f"verl rejects the configuration with {text}", "")]
+    return []
+
+
+def _planned(verdict: Verdict) -> tuple[list[str], list[Finding]]:
+    """Return what the run will do, or the error that prevents the plan."""
+    try:
+        with reading("The plan of the run", ConfigurationError):
+            return plan(verdict)
+    except ConfigurationError as error:
+        return [], [Finding("error", str(error), "")]
+
+
+def _tried(
+    config: Any, verdict: Verdict, options: argparse.Namespace, until: float | None
+) -> tuple[list[str], list[Finding]]:
+    """Call the reward function; return a summary and the findings, of many similar errors the first few."""
+    try:
+        lines, findings = try_reward(config, verdict, options, math.inf if until is None else until)
+    except VerlExtError as error:  # the function cannot be called at all
+        return [], [Finding("error", str(error), "")]
+    errors = [finding for finding in findings if finding.severity == "error"]
+    others = [finding for finding in findings if finding.severity != "error"]
+    hidden = len(errors) - MOST_ERRORS
+    if hidden > 0:
+        text = f"Calling the reward function raised {len(errors)} errors in total, of which {MOST_ERRORS} are shown."
+        errors = [*errors[:MOST_ERRORS], Finding("error", text, "")]
+    return lines, errors + others
 
 
 @contextmanager
@@ -120,8 +143,9 @@ def composed(options: argparse.Namespace) -> Iterator[Any]:
                 try:
                     config = hydra.compose(name, overrides=options.overrides, return_hydra_config=True)
                 except ConfigCompositionException as error:
-                    for text in _gone(r"Could not override '()([\w.]+)\.(\w+)'", [str(error)], name):
-                        raise ConfigurationError(text) from error
+                    message = r"Could not override '()([\w.]+)\.(\w+)'"
+                    for text, fix in _unknown_settings(message, [str(error)], name):
+                        raise ConfigurationError(f"{text} {fix}") from error
                     raise
             HydraConfig.instance().set_config(config)
             try:
@@ -129,15 +153,19 @@ def composed(options: argparse.Namespace) -> Iterator[Any]:
                     del config["hydra"]
                 if RunConfig.of(config) is None:
                     raise ConfigurationError(
-                        f"{name} has no section `algorithm`: it is not a configuration of verl's PPO"
+                        f"The configuration {name} has no section `algorithm`, so it does not configure verl's PPO "
+                        "trainer. Use the name of a configuration that starts from ppo_trainer."
                     )
                 yield config
             finally:
                 HydraConfig.instance().cfg = None
 
 
-def _gone(pattern: str, texts: Iterable[str], name: str) -> Iterator[str]:
-    """Name the settings of these texts whose last name is nowhere in this verl, nor ours, though their section is."""
+def _unknown_settings(pattern: str, texts: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
+    """Yield each setting of the texts that neither this verl nor verl_ext has, although its section exists.
+
+    The pattern finds the pluses, the section and the last name of a setting. Each result is what is wrong, and the fix.
+    """
     import verl
 
     for plus, section, setting in re.findall(pattern, "\n".join(texts), re.M):
@@ -147,9 +175,10 @@ def _gone(pattern: str, texts: Iterable[str], name: str) -> Iterator[str]:
         files = (file for kind in ("py", "yaml") for file in Path(verl.__file__).parent.rglob(f"*.{kind}"))
         if not any(re.search(rf"\b{setting}\b", file.read_text("utf-8")) for file in files):
             near = nearest(setting, map(str, known), cutoff=0.85)
-            hint = "" if near is None else f" (did you mean {near}?)"
             path = f"{plus}{section}.{setting}"
-            yield f"verl {verl.__version__} has no setting {path}{hint}: remove it; + is for what code of yours reads"
+            fix = f"Remove {path}" if near is None else f"Use {section}.{near} instead"
+            fix += ", or keep it only if your own code reads it." if plus else "."
+            yield f"verl {verl.__version__} has no setting {path}.", fix
 
 
 def _ask_verl(config: Any) -> None:

@@ -1,4 +1,4 @@
-"""The run as it will be, in a few lines: what `check` prints, and with what the log of a training begins."""
+"""Summarize what verl_ext does in a run: for `check`, and for the log of a training."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from verl_ext.settings import ACCURACY
 
 
 def describe(run: RunConfig) -> Iterator[str]:
-    """Yield a line for each part of the run that this package has a say in."""
+    """Yield a line for each part of the run that verl_ext determines."""
     import verl
 
     rewards, chain = run.settings.rewards, run.chain
     steps = () if chain is None else chain.steps
     yield f"version    verl_ext {__version__}, verl {verl.__version__}"
     other = owner(run.name) if run.name in INSTALLED else None
-    yield f"estimator  {run.name}" + (f", registered by {other}: verl_ext computes nothing" if other else "")
+    yield f"estimator  {run.name}" + (f" (registered by {other}, so verl_ext does not compute it)" if other else "")
     if steps:
         names = (f"{step.name} over {step.over}" if hasattr(step, "over") else step.name for step in steps)
         yield f"steps      {', '.join(names)}"
@@ -30,9 +30,9 @@ def describe(run: RunConfig) -> Iterator[str]:
     }
     keys = rewards.keys or ()
     weights = dict(zip(keys, rewards.weights or [1.0] * len(keys), strict=True))
-    lists = dict.fromkeys(rewards.per_turn or (), " by turn") | dict.fromkeys(rewards.rubrics or (), " by item")
+    lists = dict.fromkeys(rewards.per_turn or (), " per turn") | dict.fromkeys(rewards.rubrics or (), " (rubric)")
     named = [f"{weights[key]:g} {key}{lists.get(key, '')}{conditions.get(key, '')}" for key in keys]
-    only = "" if run.computes else f" (only logged: verl's {run.name} uses the score)"
+    only = "" if run.computes else f" (logged only, because verl's {run.name} uses the score)"
     if named or not run.select("algorithm.rewards.keys"):  # else an error says why they cannot be read
         yield f"rewards    {', '.join(named) + only if named else 'the score'}"
     if chain is not None and chain.needs_accuracy:
@@ -43,4 +43,6 @@ def describe(run: RunConfig) -> Iterator[str]:
     loss = [f"{name}={run.select(f'{ACTOR}.{name}')}" for name in ("loss_agg_mode", "loss_scale_factor")]
     yield f"loss       {run.select(f'{ACTOR}.policy_loss.loss_mode')}, {', '.join(loss)}"
     if run.filter and rewards.accuracy_between:
-        yield "left out   groups whose mean accuracy is not between {:g} and {:g}".format(*rewards.accuracy_between)
+        yield "filter     groups whose mean accuracy is outside {:g} to {:g} are dropped".format(
+            *rewards.accuracy_between
+        )

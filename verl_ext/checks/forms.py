@@ -1,6 +1,7 @@
-r"""What ground truths earn as answers, in the forms that scorers read: `42`, `#### 42`, `\boxed{42}` and others.
+r"""Score ground truths as responses, in the formats that reward functions read: `42`, `#### 42`, `\boxed{42}`, ...
 
-To earn is to get more than an empty answer does. A function under which no form earns is broken, or reads another form.
+A response receives a reward if it scores higher than an empty response. If no format receives a reward, the function is
+broken, or it reads another format.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from verl_ext.checks.scoring import EndedError, Scorer
 from verl_ext.core.batch import LARGEST_REWARD
-from verl_ext.errors import DataError
+from verl_ext.errors import DataError, Finding
 from verl_ext.integration.table import is_number
 
 THOUGHT = "<think>\nFirst,\nthen.\n</think>\n"
@@ -26,10 +27,10 @@ FORMS = (
 """Each is an answer, with the ground truth in the place of `{}`."""
 FIRST_ENTRY = "{first}"
 """In a form the place of the first entry of a ground truth that is a structure."""
-EMPTY, GIVEN, LONG = "an empty answer", "the answer of the file", "a long answer"
+EMPTY, GIVEN, LONG = "an empty response", "the response of the file", "a long response"
 NO_TRUTHS = (EMPTY, GIVEN, LONG)
 MOST = 10
-"""The rows of a data source on which all forms are tried: until one earns, and where it earns nothing."""
+"""The maximum number of rows of a data source on which all templates are tried."""
 
 
 def forms_of(truth: Any, more: Sequence[str] = ()) -> list[str]:
@@ -97,7 +98,7 @@ Number = Callable[[Mapping[str, Any]], Any]
 
 
 class Trial:
-    """The answers that have been scored, and what they earn."""
+    """The responses that have been scored, and their rewards."""
 
     def __init__(self, scorer: Scorer, numbers: Mapping[str, Number], more: Sequence[str], *, costly: bool) -> None:
         """`numbers`: those that matter. `more`: forms of the user's. `costly`: only these and the first form."""
@@ -105,9 +106,9 @@ class Trial:
         self.results: dict[Answer, dict[str, Any]] = {}
         self.problems: list[str] = []
         self.chosen: dict[str, Answer | None] = {}
-        """By data source, the first answer that earns most; None if none earns."""
+        """By data source, the first response with the highest reward; None if no response receives a reward."""
         self.rows: dict[str, list[Answer]] = {}
-        """By data source, the ground truth of each row in the form that earns most of those that were tried."""
+        """By data source, the ground truth of each row in the template with the highest reward."""
         self._searched: Counter[str] = Counter()
         self._first: tuple[Answer, Mapping[str, Any]] | None = None
 
@@ -136,15 +137,23 @@ class Trial:
                 # On which a regular expression may try every way to divide it.
                 self._score(row, replace(found, kind=LONG, text=written(found.kind, (truth * 200)[:200] + " ?")))
 
-    def again(self) -> Iterator[str]:
-        """Score the first answer once more, and yield what differs."""
-        if self._first is not None:
-            answer, row = self._first
-            before = {name: self._of(answer, name) for name in self.numbers}
-            self._score(row, answer)
-            if differ := [name for name in before if repr(before[name]) != repr(self._of(answer, name))]:
-                twice = ", ".join(f"{name}={before[name]} and {self._of(answer, name)}" for name in differ)
-                yield f"{answer.where}, scored twice: {twice}; a resumed run cannot repeat"
+    def again(self) -> Iterator[Finding]:
+        """Score the first response once more, and yield a note about what differs."""
+        if self._first is None:
+            return
+        answer, row = self._first
+        before = {name: self._of(answer, name) for name in self.numbers}
+        self._score(row, answer)
+        after = {name: self._of(answer, name) for name in self.numbers}
+        differ = [name for name in before if repr(before[name]) != repr(after[name])]
+        if differ:
+            values = ", ".join(f"{name}={before[name]} and {name}={after[name]}" for name in differ)
+            yield Finding(
+                "note",
+                f"The reward function is not deterministic. Scored twice, {answer.where}, received {values}. A resumed "
+                "run will not repeat the same numbers.",
+                "Remove randomness and state from the reward function, if that was not intended.",
+            )
 
     def _score(self, row: Mapping[str, Any], answer: Answer) -> bool:
         try:
@@ -161,7 +170,7 @@ class Trial:
         return self.numbers[name](self.results.get(answer, {}))
 
     def _gains(self, answer: Answer) -> dict[str, float]:
-        """By name, how much more than the empty answer to its row an answer earns, where it earns more."""
+        """Return by name by how much a response scores higher than the empty response to the same row."""
         empty, found = replace(answer, kind=EMPTY, text=""), {}
         for name in self.numbers:
             value, nothing = (number_of(self._of(one, name)) for one in (answer, empty))
@@ -170,30 +179,42 @@ class Trial:
         return found
 
     def _best(self, answers: Sequence[Answer]) -> Answer | None:
-        """The answer that earns most of the numbers, and of such the largest sum; None if none earns."""
-        earned = {answer: self._gains(answer) for answer in answers}
-        first = max(earned, key=lambda answer: (len(earned[answer]), sum(earned[answer].values())), default=None)
-        return first if first is not None and earned[first] else None
+        """Return the response that is rewarded by most numbers, then by the highest sum; None if none is rewarded."""
+        gains = {answer: self._gains(answer) for answer in answers}
+        best = max(gains, key=lambda answer: (len(gains[answer]), sum(gains[answer].values())), default=None)
+        return best if best is not None and gains[best] else None
 
-    def told(self) -> Iterator[tuple[str, bool]]:
-        """Yield a line for each data source, and whether somebody should look at it."""
+    def summary(self) -> Iterator[tuple[str, bool]]:
+        """Yield a sentence for each data source, and whether it needs a review."""
         for source, answer in self.chosen.items():
-            title, truths = "ground truths" + (f" of {source}" if len(self.chosen) > 1 else ""), self.rows[source]
+            rows = self.rows[source]
+            title = "Ground truths" + (f" of data_source {source}" if len(self.chosen) > 1 else "")
             if answer is None:
-                forms = {other.kind for other in self.results if other.place == truths[0].place} - {*NO_TRUTHS}
-                named = [form for form in (*FORMS[:3], *self.more) if form in forms]
-                kinds = ", ".join(f"`{form}`" for form in named) + f" and {len(forms) - len(named)} other forms"
-                values = f"{self._earned(truths[0])} for `{shown(truths[0].text)}`"
-                yield f"{title} earn no more than an empty answer ({values}), as {kinds}", True
+                yield f"{title} receive no more reward than an empty response: {self._without_reward(rows)}.", True
             elif answer.kind != GIVEN:
-                most, rows = self._gains(answer), {other: self._gains(other) for other in truths}
-                less = [other for other in rows if any(2 * rows[other].get(name, 0) < most[name] for name in most)]
-                text = f"{title} earn {self._earned(answer)} as `{shown(answer.text)}`, "
-                text += f"in {len(rows) - len(less):,} of {len(rows):,} rows"
-                lost = [f"{other.place} (`{shown(other.text)}`): {self._earned(other)}" for other in less]
-                yield text + "; not ".join(["", *lost[:3]]), not all(rows.values())
+                gains = {row: self._gains(row) for row in rows}
+                best = self._gains(answer)
+                lower = [
+                    row
+                    for row, gain in gains.items()
+                    if any(2 * gain.get(name, 0) < most for name, most in best.items())
+                ]
+                text = f"{title} formatted as `{shown(answer.text)}` receive {self._rewards(answer)}"
+                text += f" in {len(rows) - len(lower):,} of {len(rows):,} rows."
+                for row in lower[:3]:
+                    text += f" The ground truth `{shown(row.text)}` of {row.place} receives {self._rewards(row)}."
+                yield text, not all(gains.values())
 
-    def _earned(self, answer: Answer) -> str:
+    def _without_reward(self, rows: Sequence[Answer]) -> str:
+        """Return the rewards of the first row of a data source, and the templates that were tried on it."""
+        first = rows[0]
+        tried = {answer.kind for answer in self.results if answer.place == first.place} - {*NO_TRUTHS}
+        named = [f"`{template}`" for template in (*FORMS[:3], *self.more) if template in tried]
+        others = len(tried) - len(named)
+        templates = ", ".join(named) + (f" and {others} other templates" if others else "")
+        return f"`{shown(first.text)}` receives {self._rewards(first)}, and so do the templates {templates}"
+
+    def _rewards(self, answer: Answer) -> str:
         return ", ".join(f"{name}={self._of(answer, name)}" for name in self.numbers)
 
     def constant(self) -> list[str]:

@@ -24,8 +24,12 @@ NEEDED = ("verl.trainer.ppo.core_algos", "verl.utils.config", "verl.trainer.main
 class Verdict(RunConfig):
     """The configuration of a run, and what the rules have against it."""
 
-    errors: tuple[str, ...]
-    warnings: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings for which the run is rejected."""
+        return [finding for finding in self.findings if finding.severity == "error"]
 
 
 def check_run(config: Any, main: str | None = None, *, by_name: bool = True) -> Verdict | None:
@@ -39,20 +43,25 @@ def check_run(config: Any, main: str | None = None, *, by_name: bool = True) -> 
     verdict = judge(config, thorough=False)
     lost = dropped(config, [main]) if verdict.ours and main is not None else ()
     if errors := [*verdict.errors, *lost]:
-        lines = "".join(f"\n  - {text}" for text in errors)
-        text = f"algorithm.adv_estimator={verdict.name} cannot run as configured:{lines}"
+        lines = "".join(f"\n  - {error}" for error in errors)
+        text = f"This run cannot start with algorithm.adv_estimator={verdict.name}:{lines}"
         if by_name or verdict.asked or not verdict.computes:
             raise ConfigurationError(text)
         logger.warning("%s", text)
     return verdict
 
 
+SUMMARY = "verl_ext: summary of this run"
+"""The first line of the summary in the log of a training."""
+
+
 def log_run(verdict: Verdict) -> None:
-    """Begin the log of a training: what it does, as `check` prints it, and the warnings."""
+    """Log a summary of the run, as `check` prints it, and the warnings."""
     if verdict.ours:
-        logger.info("%s", "\n".join(["this training:", *describe(verdict)]))
-    for text in verdict.warnings:
-        logger.warning("%s", text)
+        logger.info("%s", "\n".join([SUMMARY, *describe(verdict)]))
+    for finding in verdict.findings:
+        if finding.severity == "warning":
+            logger.warning("%s", finding)
 
 
 def judge(config: Any, *, thorough: bool = True) -> Verdict:
@@ -64,20 +73,19 @@ def judge(config: Any, *, thorough: bool = True) -> Verdict:
     if run.computes:
         hooks.require(*NEEDED)
     judging, more = (rules.ALWAYS, rules.READ) if run.ours or thorough else ((), ())
-    complaints: list[Finding] = []
+    findings: list[Finding] = []
     try:
         run = replace(run, settings=read_settings(run.config))
         changed(run.settings)
         judging += more
         run = replace(run, chain=build(run.name, run.settings) if run.computes else None)
     except ConfigurationError as error:
-        complaints.append(Finding(str(error)))
-    complaints += _of_rules(run, judging)
+        findings.append(Finding("error", str(error), ""))
+    findings += _of_rules(run, judging)
     if not run.ours:  # another package may read what looks like ours
-        complaints = [complaint._replace(fatal=False) for complaint in complaints]
-    texts = dict.fromkeys([*_of_rules(run, rules.MEANT), *complaints])
-    errors = tuple(text for text, fatal in texts if fatal)
-    return Verdict(**vars(run), errors=errors, warnings=tuple(text for text, fatal in texts if not fatal))
+        findings = [finding._replace(severity="warning") for finding in findings]
+    unique = dict.fromkeys([*_of_rules(run, rules.MEANT), *findings])
+    return Verdict(**vars(run), findings=tuple(unique))
 
 
 def _of_rules(run: RunConfig, judging: tuple[rules.Rule, ...]) -> Iterator[Finding]:
@@ -88,4 +96,4 @@ def _of_rules(run: RunConfig, judging: tuple[rules.Rule, ...]) -> Iterator[Findi
         try:
             yield from judged
         except ConfigurationError as error:  # an entry that the rule cannot read
-            yield Finding(str(error))
+            yield Finding("error", str(error), "")

@@ -1,4 +1,4 @@
-"""Rules about verl's losses: each divides by something else, and some do not do what an estimator relies on."""
+"""Rules about verl's losses, which differ in their divisors: some do not follow the setting that an estimator needs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,41 +14,53 @@ SELF_AGGREGATING: Mapping[str, frozenset[str]] = {
     "0.9.0": frozenset({"sapo", "geo_mean", "gspo"}),
     "0.9.1": frozenset({"sapo", "geo_mean"}),
 }
-"""The losses of each tested version of verl that average token losses in their own way and ignore `loss_agg_mode`."""
+"""The losses of each tested version of verl that average over sequences in their own way and ignore `loss_agg_mode`."""
+LOSS, MODE = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
 
 
 def loss_of_verl(run: RunConfig) -> Iterator[Finding]:
-    """A loss that averages otherwise than Dr. GRPO or a balancing step, of dgpo or of a list, relies on."""
+    """Report a loss whose average is not the one on which Dr. GRPO or a step `balance` relies."""
     if run.chain is None:
         return
-    mode, loss = run.settings.loss_agg_mode, run.select(f"{ACTOR}.policy_loss.loss_mode")
-    where, alone = f"{ACTOR}.policy_loss.loss_mode={loss}", aggregates_itself(loss)
+    mode, loss = run.settings.loss_agg_mode, run.select(LOSS)
+    where, alone = f"{LOSS}={loss}", aggregates_itself(loss)
     drgrpo = "drgrpo" in run.used and run.settings.of("drgrpo", DrgrpoSettings).check_loss
     balances = [step for step in run.chain.steps if isinstance(step, Balance)]
     for step in balances:
-        if step.over != balance_for(mode):
+        fitting = "sequence" if alone else balance_for(mode)
+        if step.over != fitting:
+            text = f"{where} averages over sequences" if alone else f"{MODE}={mode} does not average over {step.over}s"
             yield Finding(
-                f"balance={step.over} does not fit {ACTOR}.loss_agg_mode={mode}, which needs {balance_for(mode)}: set "
-                "algorithm.dgpo.balance=auto, or in a list of steps over, or leave the step out",
-                fatal=False,
-            )
-        if step.over == "token" and alone:
-            yield Finding(
-                f"{where} averages over sequences and ignores loss_agg_mode: set algorithm.dgpo.balance=sequence (in a "
-                "list of steps, over: sequence)",
-                fatal=False,
+                "warning",
+                f"{text}, but the step balance of {run.name} (over={step.over}) assumes an average over {step.over}s.",
+                _balanced(run, fitting),
             )
     if drgrpo and alone:
         yield Finding(
-            f"{where} ignores loss_agg_mode, which Dr. GRPO needs: set {ACTOR}.policy_loss.loss_mode=vanilla, or "
-            "algorithm.drgrpo.check_loss=False"
+            "error",
+            f"{where} ignores {MODE}, but Dr. GRPO needs {MODE}=seq-mean-token-sum-norm.",
+            f"Set {LOSS}=vanilla, or ++algorithm.drgrpo.check_loss=False to keep your loss.",
         )
     if alone is None and (drgrpo or balances):
+        import verl
+
         yield Finding(
-            f"{where}: {run.name} relies on {ACTOR}.loss_agg_mode, which this loss may ignore in your version of verl "
-            f"(known: {', '.join(SELF_AGGREGATING)}): look at verl.trainer.ppo.core_algos",
-            fatal=False,
+            "warning",
+            f"{run.name} relies on {MODE}. verl_ext does not know whether {where} follows it in verl "
+            f"{verl.__version__} (known versions: {', '.join(SELF_AGGREGATING)}).",
+            f"Set {LOSS}=vanilla, or use this loss only if its function in verl.trainer.ppo.core_algos passes "
+            "loss_agg_mode on to agg_loss.",
         )
+
+
+def _balanced(run: RunConfig, fitting: str) -> str:
+    """Return the fix for a step `balance` that does not fit the loss; `fitting` is what the loss averages over."""
+    if "dgpo" in run.used:
+        return f"Set ++algorithm.dgpo.balance={'sequence' if fitting == 'sequence' else 'auto'}."
+    place = "algorithm.compose.steps" if "compose" in run.used else run.name
+    if fitting == "none":
+        return f"Remove the step balance from {place}."
+    return f"Use the step {{step: balance, over: {fitting}}} in {place}."
 
 
 def aggregates_itself(loss: Any) -> bool | None:

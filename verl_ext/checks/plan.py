@@ -1,4 +1,4 @@
-"""What a run will do, as its configuration and this machine say it: a block of what `check` prints."""
+"""Tell from the configuration, the data and the checkpoints on this machine what a run will do, for `check`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_ext.checks.samples import batches, files_of
-from verl_ext.errors import ConfigurationError, reading
+from verl_ext.errors import ConfigurationError, Finding, reading
 from verl_ext.run_config import FUNCTION, RunConfig, select
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -25,46 +25,54 @@ FILES = (
 """Settings that name files; so does `actor_rollout_ref.model.path`, unless it is a name on a hub."""
 
 
-def plan(run: RunConfig) -> tuple[list[str], list[str]]:
-    """A line for each: where a run starts, its steps, when it saves and validates, what is missing; and warnings."""
-    trainer, data, step, warnings = run.config.trainer, run.config.data, 0, list[str]()
-    lines = ["start      from the beginning"]
+def plan(run: RunConfig) -> tuple[list[str], list[Finding]]:
+    """Return lines about the start, the steps, the checkpoints and the validation of a run, and findings."""
+    trainer = run.config.trainer
+    findings: list[Finding] = []
+    step = 0
+    start = "from the beginning"
     if (folder := _resumed(trainer)) is not None:
         step = int(folder.rpartition("global_step_")[2])
-        lines = [f"start      after step {step}, from {folder}"]
+        start = f"resumes after step {step} from {folder}"
+    batch_size = run.config.data.train_batch_size
     rows = _rows(run.config)
-    counted = "the" if rows is None else f"{rows:,}"
-    words = [f"{trainer.total_epochs} epochs of {counted} rows in batches of {data.train_batch_size}"]
-    counts = [] if rows is None else [rows // data.train_batch_size * trainer.total_epochs]
+    row_count = "all" if rows is None else f"{rows:,}"
+    length = [f"{trainer.total_epochs} epochs of {row_count} rows with batch size {batch_size}"]
+    step_limits = [] if rows is None else [rows // batch_size * trainer.total_epochs]
     if trainer.total_training_steps is not None:
-        words.append(f"trainer.total_training_steps={trainer.total_training_steps}")
-        counts.append(trainer.total_training_steps)
-    never = "never: trainer.val_only=True"
-    trains = f"{f'to step {min(counts):,}: ' if counts else ''}{', '.join(words)}"
-    lines.append(f"trains     {never if run.only_validates else trains}")
-    if rows is not None and rows < data.train_batch_size:
-        warnings.append(f"data.train_files has {rows} rows, fewer than data.train_batch_size={data.train_batch_size}")
-    elif counts and step >= min(counts) and not run.only_validates:
-        advice = "set trainer.resume_mode=disable, or another trainer.default_local_dir"
-        warnings.append(f"nothing is left to train after step {step}, of {min(counts)}: {advice}")
-    kept = trainer.get("max_actor_ckpt_to_keep")
-    saves = f"every {trainer.save_freq} steps and after the last, to {trainer.default_local_dir}"
-    saves += "" if kept is None else f", and keeps the last {kept}"
-    if trainer.save_freq <= 0:
-        saves = f"never: trainer.save_freq={trainer.save_freq}"
-    lines.append(f"saves      {never if run.only_validates else saves}")
+        length.append(f"trainer.total_training_steps={trainer.total_training_steps}")
+        step_limits.append(trainer.total_training_steps)
+    never = "never (trainer.val_only=True)"
+    steps = f"to step {min(step_limits):,}: " if step_limits else ""
+    trains = never if run.only_validates else f"{steps}{', '.join(length)}"
+    if rows is not None and rows < batch_size:
+        text = f"data.train_files has {rows} rows, fewer than the batch size data.train_batch_size={batch_size}."
+        findings.append(Finding("warning", text, f"Lower data.train_batch_size to at most {rows}, or add rows."))
+    elif step_limits and step >= min(step_limits) and not run.only_validates:
+        text = f"The run resumes after step {step} of {min(step_limits)}, so no step remains to be trained."
+        fix = "Set trainer.resume_mode=disable, or another trainer.default_local_dir."
+        findings.append(Finding("warning", text, fix))
+    saves = f"never (trainer.save_freq={trainer.save_freq})"
+    if run.only_validates:
+        saves = never
+    elif trainer.save_freq > 0:
+        saves = f"every {trainer.save_freq} steps and after the last, to {trainer.default_local_dir}"
+        kept = trainer.get("max_actor_ckpt_to_keep")
+        saves += "" if kept is None else f"; keeps the last {kept}"
     times = ["before the first step"] if trainer.get("val_before_train", True) else []
     if trainer.test_freq > 0 and not run.only_validates:
         times.append(f"every {trainer.test_freq} steps and after the last")
     files = ", ".join(files_of(run.config, "data.val_files"))
-    lines.append(f"validates  {' and '.join(times)}, on {files}" if times and files else "validates  never")
-    if missing := [*_missing(run.config)]:
-        lines.append(f"missing    {', '.join(missing)}: not on this machine")
-    return lines, warnings
+    validates = f"{' and '.join(times)}, on {files}" if times and files else "never"
+    for path, setting in _missing(run.config):
+        text = f"{path} ({setting}) does not exist on this machine."
+        findings.append(Finding("note", text, "Create it, or check the run on the machine that has it."))
+    lines = [f"start      {start}", f"trains     {trains}", f"saves      {saves}", f"validates  {validates}"]
+    return lines, findings
 
 
 def _resumed(trainer: Any) -> str | None:
-    """The checkpoint from which a run goes on."""
+    """Return the checkpoint from which a run resumes, or None."""
     from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
     if trainer.resume_mode == "disable":
@@ -72,7 +80,10 @@ def _resumed(trainer: Any) -> str | None:
     if trainer.resume_mode == "resume_path":
         path = str(trainer.resume_from_path)
         if not re.search(r"global_step_\d+$", path):
-            raise ConfigurationError(f"trainer.resume_from_path={path} does not end with global_step_N")
+            raise ConfigurationError(
+                f"trainer.resume_from_path={path} does not end with global_step_N. Set it to the folder of one "
+                "checkpoint."
+            )
         return path
     with redirect_stdout(io.StringIO()), reading("trainer.default_local_dir", ConfigurationError):
         latest: str | None = find_latest_ckpt_path(trainer.default_local_dir)
@@ -80,7 +91,7 @@ def _resumed(trainer: Any) -> str | None:
 
 
 def _rows(config: Any) -> int | None:
-    """The rows of the training data, before any are left out; None where that is not known."""
+    """Return the number of rows of the training data before filtering; None if it is not known."""
     with suppress(OSError, ValueError):
         rows: int = sum(batches(path, [])[0] for path in files_of(config, "data.train_files"))
         most = select(config, "data.train_max_samples") or -1
@@ -88,15 +99,15 @@ def _rows(config: Any) -> int | None:
     return None
 
 
-def _missing(config: Any) -> Iterator[str]:
-    """What is not on this machine, with the setting that names it."""
+def _missing(config: Any) -> Iterator[tuple[str, str]]:
+    """Yield each file and module that does not exist on this machine, and the setting or file that names it."""
     model = str(select(config, "actor_rollout_ref.model.path"))
     settings = [*FILES, *(["actor_rollout_ref.model.path"] if model.startswith(("/", ".", "~")) else [])]
     settings += ["trainer.resume_from_path"] if config.trainer.resume_mode == "resume_path" else []
     for setting in settings:
         for path in files_of(config, setting):
             if "://" not in path and not Path(path).exists():  # verl does not expand `~`
-                yield f"{path} ({setting})"
+                yield path, setting
     for path in filter(lambda path: Path(path).is_file(), files_of(config, TOOLS[0])):
         with reading(f"{TOOLS[0]}={path}", ConfigurationError):
             tools: Any = OmegaConf.load(path)
@@ -107,4 +118,4 @@ def _missing(config: Any) -> Iterator[str]:
                 except ModuleNotFoundError as error:
                     name = str(error.name)
                 if name:
-                    yield f"{module} ({path})"
+                    yield module, path

@@ -1,4 +1,4 @@
-"""Rules about presets (`+verl_ext=NAME`): which one, and what of the user's files it replaces."""
+"""Rules about presets (`+verl_ext=NAME`): which one is selected, and which settings of the user's files it replaces."""
 
 from __future__ import annotations
 
@@ -14,25 +14,47 @@ from omegaconf import OmegaConf
 from verl_ext.conf import PRESET_NAMES, PRESETS
 from verl_ext.errors import Finding
 from verl_ext.names import owner
-from verl_ext.registry import INSTALLED, load
+from verl_ext.registry import INSTALLED, changed, load
 from verl_ext.run_config import RunConfig
 
 
 def other_preset(run: RunConfig) -> Iterator[Finding]:
-    """A preset of an estimator that is not the one in force."""
+    """Reject the preset of an estimator that is not the one in force."""
     for name in run.select(PRESET_NAMES) or ():
-        if name != run.name or not run.computes:
-            other = "" if name != run.name else f", which {owner(name)} has registered,"
+        text = f"The preset {name} conflicts with algorithm.adv_estimator={run.name}"
+        if name != run.name:
             yield Finding(
-                f"the preset {name} and algorithm.adv_estimator={run.name}{other} are both set: keep one of them. In a "
-                f"file's `defaults`, {PRESETS}: {name} stands after ppo_trainer"
+                "error",
+                f"{text}.",
+                f"Keep one of the two. In a configuration file, list `{PRESETS}: {name}` after `ppo_trainer` in "
+                "`defaults`.",
+            )
+        elif not run.computes:
+            yield Finding(
+                "error",
+                f"{text}, because {owner(name)} has registered an estimator under this name. The settings of the "
+                "preset belong to the estimator of verl_ext.",
+                f"Remove the preset and set algorithm.adv_estimator={name} to use the registered estimator. To use "
+                "the one of verl_ext, uninstall the package that registers the other.",
             )
 
 
-def written() -> dict[str, tuple[Any, str]]:
-    """What the user has written: by path the value, and where: in the "primary" file, another "file", or "typed".
+def other_estimator(run: RunConfig, name: str) -> str:
+    """Say how a run selects another estimator: as the base of the current one, by a preset, or by the setting."""
+    if based := run.used[1:]:
+        chosen, replaced = f"set algorithm.{run.name}.base={name}", based
+    elif presets := run.select(PRESET_NAMES):
+        return f"use the preset {name} instead of {' and '.join(presets)}"
+    else:
+        chosen, replaced = f"set algorithm.adv_estimator={name}", run.used
+    unused = [f" and remove algorithm.{section}" for section in replaced if section in changed(run.settings)]
+    return chosen + "".join(unused)
 
-    verl's files are not his. Nothing in processes where Hydra has composed nothing.
+
+def written() -> dict[str, tuple[Any, str]]:
+    """Return the user's own settings: by path, the value and its place ("primary" file, another "file", or "typed").
+
+    The files of verl are excluded. The result is empty in processes where Hydra has composed no configuration.
     """
     if not HydraConfig.initialized():
         return {}
@@ -58,37 +80,50 @@ def written() -> dict[str, tuple[Any, str]]:
 
 
 def late_preset(run: RunConfig) -> Iterator[Finding]:
-    """Settings of the user's files that a preset replaces, because it comes after them."""
+    """Reject a preset that replaces settings of the user's files, because it comes after them."""
     presets = run.select(PRESET_NAMES) or ()
     beside = tuple(path for preset in presets for path, _ in leaves(dict(load(preset).preset)))
     # drgrpo's preset may replace the loss of the file that the primary file starts from.
     kept = {"primary": ("algorithm.", *beside), "file": ("algorithm.",), "typed": ()}
     composed = dict(leaves(OmegaConf.to_container(run.config)))
-    lost = [
-        path
+    lost = {
+        path: place
         for path, (value, place) in (written() if presets else {}).items()
         if path != "algorithm.adv_estimator" and "${" not in str(value) and composed.get(path) != value
         if path.startswith(kept[place])
-    ]
+    }
     if lost:
-        yield Finding(
-            f"a preset replaces {', '.join(lost)} of {HydraConfig.get().job.config_name}, because it comes later: "
-            f"write `{PRESETS}: NAME` before `_self_` in its `defaults`, or set them on the command line"
-        )
+        paths, name, file = ", ".join(lost), " and ".join(presets), HydraConfig.get().job.config_name
+        replaced = f"The preset {name} comes after the settings of the configuration file"
+        if "file" in lost.values():  # of a file in the defaults, which has the trainer's defaults before it
+            text = f"{replaced}s and replaces {paths}."
+            fix = f"Set {paths} in {file} itself, with `{PRESETS}: {name}` before `_self_` in its `defaults`, or on "
+        else:
+            text = f"{replaced} {file} and replaces {paths}."
+            fix = f"Write `{PRESETS}: {name}` before `_self_` in the `defaults` of {file}, or set {paths} on "
+        yield Finding("error", text, f"{fix}the command line.")
 
 
 def replaced_preset(run: RunConfig) -> Iterator[Finding]:
-    """verl's default estimator where nobody chose it: `verl_ext=cpu` has replaced the preset of the user's file."""
+    """Warn about verl's default estimator if it is not chosen: `verl_ext=cpu` may have replaced the file's preset."""
     found = written() if run.name == "gae" else {}
-    parts = [part.get(PRESETS) for part in found.get("defaults", ((), ""))[0] if isinstance(part, dict)]
-    names = [name for part in parts for name in (part if isinstance(part, list) else [part]) if name in INSTALLED]
-    if "algorithm.adv_estimator" not in found and (names or "algorithm.rewards.keys" in found):
-        plus, name = ("", names[0]) if names else ("+", "gdpo")
-        yield Finding(
-            f"verl's default gae trains, because nothing chooses another estimator: write {plus}{PRESETS}={name}, "
-            f"for example, or '{plus}{PRESETS}=[cpu,{name}]'",
-            fatal=False,
-        )
+    parts = [part[PRESETS] for part in found.get("defaults", ((), ""))[0] if isinstance(part, dict) and PRESETS in part]
+    of_file = [name for part in parts for name in (part if isinstance(part, list) else [part])]
+    estimators = [name for name in of_file if name in INSTALLED]
+    if "algorithm.adv_estimator" in found or not (estimators or "algorithm.rewards.keys" in found):
+        return
+    if run.select(PRESET_NAMES):  # then `other_preset` reports a conflict
+        return
+    overrides = HydraConfig.get().overrides.task
+    typed = [text.partition("=")[2].strip("[]") for text in overrides if text.lstrip("+").startswith(f"{PRESETS}=")]
+    default = "verl would train with its default estimator, gae."
+    if estimators:
+        text = f"The preset {estimators[0]} of {HydraConfig.get().job.config_name} is replaced. {default}"
+    else:
+        text = f"algorithm.rewards.keys is set, but no estimator is selected. {default}"
+    chosen = [*(typed or of_file), *(estimators[:1] or ["gdpo"])]
+    value = chosen[0] if len(chosen) == 1 else f"[{','.join(chosen)}]"
+    yield Finding("warning", text, f"Set '{'' if of_file else '+'}{PRESETS}={value}'.")
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,8 +10,8 @@ from verl_ext.checks.plan import TOOLS
 from verl_ext.run_config import resolved, select
 
 LIMIT = "data.max_prompt_length"
-LEFT = 0.9
-"""The share of prompts within the limit below which somebody should look."""
+ENOUGH = 0.9
+"""The fraction of prompts within the limit below which a note is printed."""
 
 
 class Prompts:
@@ -23,7 +23,7 @@ class Prompts:
         model: Any = select(config, "actor_rollout_ref.model")
         path, self.limit = model.get("tokenizer_path") or model.path, select(config, LIMIT)
         self.lengths: list[int] = []
-        self.unknown = "not counted: they show tools" if any(select(config, name) for name in TOOLS) else ""
+        self.unknown = "they contain the descriptions of tools" if any(select(config, name) for name in TOOLS) else ""
         self.words = resolved(select(config, "data.apply_chat_template_kwargs")) or {}
         self.words |= {"chat_template": model.get("custom_chat_template"), "add_generation_prompt": True}
         try:
@@ -31,7 +31,7 @@ class Prompts:
             with patch("huggingface_hub.constants.HF_HUB_OFFLINE", True):  # else it looks for a hub all the same
                 self.tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusted)
         except Exception as error:  # noqa: BLE001 - it reads files of others
-            self.unknown = f"not counted: no tokenizer of {path} on this machine ({type(error).__name__})"
+            self.unknown = f"the tokenizer of {path} is not on this machine ({type(error).__name__})"
 
     def __call__(self, messages: list[dict[str, Any]]) -> None:
         """Count one prompt."""
@@ -41,13 +41,14 @@ class Prompts:
             tokens = self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **self.words)
             self.lengths.append(len(tokens))
         except Exception as error:  # noqa: BLE001 - a template is a program
-            self.unknown = f"not counted: the chat template raises {type(error).__name__}: {error}"
+            self.unknown = f"the chat template raises {type(error).__name__}: {error}"
 
-    def told(self) -> Iterator[tuple[str, bool]]:
-        """Yield a line, and whether somebody should look at it."""
+    def summary(self) -> Iterator[tuple[str, bool]]:
+        """Yield a sentence about the prompt lengths, and whether it needs a review."""
         if self.unknown or not self.lengths:
-            yield self.unknown or "none", "raises" in self.unknown
+            reason = self.unknown or "there are no prompts"
+            yield f"Prompt lengths were not counted, because {reason}.", "raises" in reason
             return
-        left, longest = sum(length <= self.limit for length in self.lengths), max(self.lengths)
-        text = f"{left:,} of {len(self.lengths):,} are within {LIMIT}={self.limit}, the longest has {longest:,} tokens"
-        yield text, left < LEFT * len(self.lengths)
+        within = sum(length <= self.limit for length in self.lengths)
+        counts = f"{within:,} of {len(self.lengths):,} prompts have at most {LIMIT}={self.limit} tokens"
+        yield f"{counts}; the longest has {max(self.lengths):,}.", within < ENOUGH * len(self.lengths)

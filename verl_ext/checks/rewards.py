@@ -1,7 +1,7 @@
-"""Rules about the rewards of a run: the scorers of this package, names of components, and the accuracy.
+"""Rules about the rewards of a run: the reward functions of verl_ext, names of components, and the accuracy.
 
-verl's default trainer logs an exception of a reward function and drops the sample: with a wrong argument it would never
-fill a batch. A wrong name of a component would end the run after the first rollout.
+verl's default trainer logs an exception of a reward function and drops the sample. With a wrong argument, it would
+never fill a batch. A wrong name of a component would stop the run after the first rollout.
 """
 
 import json
@@ -18,10 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from verl_ext import rewards
-from verl_ext.checks.presets import leaves
+from verl_ext.checks.presets import leaves, other_estimator
 from verl_ext.core.batch import SCORE
-from verl_ext.errors import ConfigurationError, Finding, listed, reading, unknown
-from verl_ext.registry import INSTALLED
+from verl_ext.errors import ConfigurationError, Finding, listed, nearest, reading
 from verl_ext.rewards.options import parse_options
 from verl_ext.run_config import FILTER, FUNCTION, RunConfig, own_scorer, resolved, select
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
@@ -29,38 +28,43 @@ from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
 REWARD_MODEL = "reward.reward_model"
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
 TOOL_REWARDS = "tool_rewards"
-"""The rewards of executed calls, as verl's tool agent loop writes them."""
+"""The component with the rewards of executed calls, as verl's tool agent loop writes it."""
 REJECTING = ("algorithm.rollout_correction.rollout_rs", "trainer.pre_advantage_hooks")
-"""What may empty the mask of a response before the estimator; `RayPPOTrainer` has it done before turns can be read."""
+"""Settings that may clear the mask of a response; with `RayPPOTrainer`, this happens before turns can be read."""
 MANAGERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("naive", "gdpo", "remote", "rate_limited"), ()),
     "dapo": ("overlong", "overlong_reward"),
 }
-"""verl's own reward managers, with the components that each adds to those of the reward function."""
+"""The reward managers of verl, each with the components that it adds to those of the reward function."""
 
 OLD = ("reward_model", "custom_reward_function", "sandbox_fusion")
-"""The sections that verl once had at the top of a configuration: `main_ppo` composes them, and reads none."""
+"""The sections that older versions of verl had at the top level: `main_ppo` composes them, but does not read them."""
 READS = re.compile(rf"migrate_legacy_reward_impl|config(\.|\.get\(.|\[.)({'|'.join(OLD)})\b")
-"""What the source of a main has that migrates these sections, or reads them."""
+"""A pattern for the source of a main that migrates these sections, or reads them."""
 
 
 def scorer(config: Any) -> Any:
-    """Return the options of the configured reward function if it is one of ours, else None."""
+    """Return the options of the configured reward function if it is one of verl_ext, else None."""
     name = own_scorer(config)
     if name is None:
         return None
-    valid = sorted(module.name for module in pkgutil.iter_modules(rewards.__path__))
-    module = import_module(f"{rewards.__name__}.{name}") if name in valid else None
+    modules = [module.name for module in pkgutil.iter_modules(rewards.__path__)]
+    module = import_module(f"{rewards.__name__}.{name}") if name in modules else None
     if module is None or not hasattr(module, "compute_score"):
-        path = select(config, f"{FUNCTION}.path")
-        raise ConfigurationError(f"{FUNCTION}.path={path}: {unknown('reward module', name, valid)}")
+        valid = [at for at in modules if hasattr(import_module(f"{rewards.__name__}.{at}"), "compute_score")]
+        path, near = select(config, f"{FUNCTION}.path"), nearest(name, valid)
+        hint = "" if near is None else f" (did you mean {near!r}?)"
+        raise ConfigurationError(
+            f"{FUNCTION}.path={path} does not work, because verl_ext has no reward function {name!r}{hint}. Set "
+            f"{FUNCTION}.path=pkg://{rewards.__name__}.NAME, where NAME is one of {listed(valid)}."
+        )
     with reading(f"{FUNCTION}.reward_kwargs", ConfigurationError):
         kwargs = resolved(select(config, f"{FUNCTION}.reward_kwargs")) or {}
         return parse_options(module.Options, {str(name): value for name, value in kwargs.items()})
 
 
-def dropped(config: Any, mains: Iterable[str]) -> Iterator[str]:
-    """Yield each setting of `OLD` that has no effect, with the line that has, unless one of the mains reads them."""
+def dropped(config: Any, mains: Iterable[str]) -> Iterator[Finding]:
+    """Report each setting of `OLD` that has no effect, with the line that has, unless one of the mains reads them."""
     old = OmegaConf.to_container(OmegaConf.create({name: config.get(name) for name in OLD}))
     given = {path: value for path, value in leaves(old) if value is not None}
     if not given or "async_training" in config or any(map(READS.search, mains)):
@@ -68,7 +72,7 @@ def dropped(config: Any, mains: Iterable[str]) -> Iterator[str]:
     import verl
     from verl.experimental.reward_loop import migrate_legacy_reward_impl
 
-    # Each setting has its own path as value, so that it is known again in its new place.
+    # Each setting gets its own path as its value, so that its new place can be found after the migration.
     probe = OmegaConf.load(Path(verl.__file__).with_name("trainer") / "config/legacy_reward_impl.yaml")
     probe.reward = OmegaConf.to_container(config.get("reward") or OmegaConf.create())
     known = dict(leaves(OmegaConf.to_container(probe.reward), "reward"))
@@ -80,15 +84,16 @@ def dropped(config: Any, mains: Iterable[str]) -> Iterator[str]:
         value = written if (read := resolved(select(config, path))) is None else read
         plain = isinstance(value, str) and re.fullmatch(r"[\w./:-]+", value)
         text = value if plain else json.dumps(value, ensure_ascii=False)  # as Hydra reads it
-        lost = f"verl.trainer.main_ppo does not read {path}={text}"
+        ignored = f"{path}={text} has no effect, because verl.trainer.main_ppo does not read it."
         if (new := moved.get(path)) is None:
-            yield f"{lost}, which has no place any more: remove it"
+            yield Finding("error", f"{ignored} No current setting of verl replaces it.", f"Remove {path}.")
         elif resolved(select(config, new)) != value:
-            yield f"{lost}: write {shlex.quote(('' if new in known else '+') + f'{new}={text}')}"
+            prefix = "" if new in known else "+"
+            yield Finding("error", ignored, f"Set {shlex.quote(f'{prefix}{new}={text}')} instead.")
 
 
 def mains_of_file() -> Iterator[str]:
-    """The sources beside the folder of the primary file that name it, such as the mains of verl's recipes."""
+    """Yield the sources next to the primary file's folder that name the file, such as the mains of verl's recipes."""
     hydra = HydraConfig.get()
     for source in hydra.runtime.config_sources:
         files = Path(source.path).parent.glob("*.py") if (source.provider, source.schema) == ("main", "file") else ()
@@ -97,7 +102,7 @@ def mains_of_file() -> Iterator[str]:
 
 
 def known_components(config: Any) -> list[str] | None:
-    """Return all components of a run; None if code that is not ours or verl's may add some."""
+    """Return all components of a run; None if code of neither verl_ext nor verl may add some."""
     options, manager = scorer(config), select(config, "reward.reward_manager.name") or "naive"
     of_verl = (select(config, "reward.reward_manager.source") or "register") == "register" and manager in MANAGERS
     if options is None or not of_verl or select(config, "reward.reward_model.enable"):
@@ -106,112 +111,186 @@ def known_components(config: Any) -> list[str] | None:
 
 
 def wrong_components(run: RunConfig) -> Iterator[Finding]:
-    """A scorer of this package that does not exist, or refuses its arguments; a component that the run cannot have."""
+    """Reject a reward function of verl_ext that does not exist or rejects its arguments, and unknown components."""
     valid, rewards = known_components(run.config), run.settings.rewards
     wanted = [("keys", key) for key in rewards.keys or ()]
     wanted += [("accuracy_key", rewards.accuracy_key)] if rewards.accuracy_key is not None else []
     for setting, key in wanted:
         if valid is not None and key not in (*valid, TOOL_REWARDS):
-            message = f"{unknown('reward component', key, valid)}, of {FUNCTION}.path={run.select(f'{FUNCTION}.path')}"
-            yield Finding(f"algorithm.rewards.{setting}: {message}")
+            near = nearest(key, valid)
+            hint = "" if near is None else f" (did you mean {near!r}?)"
+            yield Finding(
+                "error",
+                f"algorithm.rewards.{setting} names the reward {key!r}{hint}, which "
+                f"{FUNCTION}.path={run.select(f'{FUNCTION}.path')} does not return.",
+                f"Use names from {listed(valid)} in algorithm.rewards.{setting}.",
+            )
 
 
 def lost_penalty(run: RunConfig) -> Iterator[Finding]:
-    """A penalty that dapo's reward manager adds to the score, which named rewards leave out."""
-    keys = run.settings.rewards.keys
+    """Reject a penalty that dapo's reward manager adds to the score if named rewards replace the score."""
+    keys, weights = run.settings.rewards.keys, run.settings.rewards.weights
     added = run.select("reward.reward_manager.name") == "dapo" and run.select(f"{OVERLONG}.enable")
-    counted = keys is None or ("overlong_reward" in keys and run.select(f"{OVERLONG}.log"))
-    if run.chain is not None and added and not counted:
-        yield Finding(
-            f"{OVERLONG}.enable=True adds a penalty to the score, which algorithm.rewards.keys leaves out: add "
-            f"overlong_reward to the keys and set {OVERLONG}.log=True, or remove algorithm.rewards.keys"
-        )
+    if run.chain is None or keys is None or not added:
+        return
+    name, named = "overlong_reward", "overlong_reward" in keys
+    if named and run.select(f"{OVERLONG}.log"):
+        return
+    lines, disable = [f"++{OVERLONG}.log=True"], f"{OVERLONG}.enable=False"
+    if not named:
+        lines.append(f"'++algorithm.rewards.keys=[{','.join([*keys, name])}]'")
+    if not named and weights is not None:
+        lines.append(f"'++algorithm.rewards.weights=[{','.join(f'{weight:g}' for weight in (*weights, 1))}]'")
+    yield Finding(
+        "error",
+        f"{OVERLONG}.enable=True adds a penalty to the score, but algorithm.rewards.keys={[*keys]} replaces the score, "
+        "so the penalty would be lost.",
+        # maxrl needs rewards of at least 0.
+        f"Set {disable}." if "maxrl" in run.used else f"Set {' '.join(lines)}, or {disable}.",
+    )
 
 
 def negative_rewards(run: RunConfig) -> Iterator[Finding]:
-    """Weights or a penalty that may make the rewards of maxrl negative."""
+    """Reject weights or a penalty that may make the rewards of maxrl negative."""
     needs, weights = "maxrl needs rewards of at least 0", run.settings.rewards.weights or ()
     if run.chain is None or "maxrl" not in run.used:
         return
     if any(weight < 0 for weight in weights):
         yield Finding(
-            f"{needs}, which algorithm.rewards.weights={list(weights)} may make negative: give weights of at least 0"
+            "error",
+            f"{needs}, but algorithm.rewards.weights={list(weights)} can make the sum of the rewards negative.",
+            "Use weights of at least 0 in algorithm.rewards.weights.",
         )
     if run.select("reward.reward_manager.name") == "dapo" and run.select(f"{OVERLONG}.enable"):
-        yield Finding(f"{needs}, and a penalty makes them negative: set {OVERLONG}.enable=False")
+        yield Finding(
+            "error",
+            f"{needs}, but {OVERLONG}.enable=True adds a penalty to the score, which can make the score negative.",
+            f"Set {OVERLONG}.enable=False.",
+        )
 
 
 def lists_of_rewards(run: RunConfig) -> Iterator[Finding]:
-    """Rewards by turn or by item in a run that cannot take them."""
+    """Reject per-turn rewards and rubrics in a run that does not support them."""
     rewards, rollout = run.settings.rewards, "actor_rollout_ref.rollout.multi_turn"
     names = rewards.per_turn or rewards.rubrics  # never both
     if not names:
         return
-    where = f"algorithm.rewards.{'per_turn' if rewards.per_turn else 'rubrics'}={list(names)}"
+    setting = f"algorithm.rewards.{'per_turn' if rewards.per_turn else 'rubrics'}"
+    where = f"{setting}={list(names)}"
     if not run.computes:
         yield Finding(
-            f"{where} has no effect on verl's {run.name}: set algorithm.adv_estimator to one of {listed(INSTALLED)}"
+            "error",
+            f"{where} has no effect on verl's {run.name}, which reads only the score.",
+            f"Remove {setting}, or select an estimator of verl_ext. For example, "
+            f"{other_estimator(run, 'weighted_grpo')}.",
         )
-    if TOOL_REWARDS in (rewards.per_turn or ()) and run.select(f"{rollout}.max_parallel_calls") != 1:
+    calls = run.select(f"{rollout}.max_parallel_calls")
+    if TOOL_REWARDS in (rewards.per_turn or ()) and calls != 1:
         yield Finding(
-            f"{where}: verl writes {TOOL_REWARDS} for each call, which is one for each turn only with "
-            f"{rollout}.max_parallel_calls=1: set it, or return per_turn([...]) from the reward function"
+            "error",
+            f"{where} needs one entry per turn, but verl writes one entry of {TOOL_REWARDS} per call, and "
+            f"{rollout}.max_parallel_calls={calls} allows several calls per turn.",
+            f"Set {rollout}.max_parallel_calls=1, or return verl_ext.per_turn([...]) from the reward function under "
+            "another name.",
         )
-    for setting in REJECTING if rewards.per_turn and run.select("trainer.use_v1") is False else ():
-        if run.select(setting):
-            yield Finding(f"{where}: this trainer reads turns after {setting} has cut them: remove one of the two")
+    for hook in REJECTING if rewards.per_turn and run.select("trainer.use_v1") is False else ():
+        if run.select(hook):
+            yield Finding(
+                "error",
+                f"{where} does not work with {hook} while trainer.use_v1=False. This trainer may clear the mask of a "
+                "response before verl_ext reads its turns.",
+                f"Remove trainer.use_v1=False, or remove {hook}.",
+            )
     needed = rewards.accuracy_between is not None or (run.chain is not None and run.chain.needs_accuracy)
     if needed and (key := accuracy_of(run.settings)) in names:
-        yield Finding(f"{where}: the accuracy {key!r} is one number a response: set algorithm.rewards.accuracy_key")
+        yield Finding(
+            "error",
+            f"The accuracy must be one number per response, but the reward {key!r} is in {where}.",
+            "Set ++algorithm.rewards.accuracy_key=NAME, where NAME is a reward with one number per response.",
+        )
     if run.filter in names:
-        yield Finding(f"{FILTER}.metric={run.filter} is a list, of {where}: set {FILTER}.metric={ACCURACY_BETWEEN}")
+        yield Finding(
+            "error",
+            f"{FILTER}.metric={run.filter} must be one number per response, but it is in {where}.",
+            filter_by_accuracy(run),
+        )
     if run.filter == ANY_REWARD:
-        yield Finding(f"{FILTER}.metric={ANY_REWARD} does not know {where}: set {FILTER}.metric={ACCURACY_BETWEEN}")
+        yield Finding("error", f"{FILTER}.metric={ANY_REWARD} does not support {where}.", filter_by_accuracy(run))
     for step in takewhile(lambda step: not step.sums, run.chain.steps if run.chain and rewards.rubrics else ()):
         if step.not_with_rubrics:
+            listed_step = "compose" in run.used
+            fix = f"remove {step.name} from algorithm.compose.steps" if listed_step else other_estimator(run, "gdpo")
             yield Finding(
-                f"{where} does not work with the step {step.name} of {run.name}: {step.not_with_rubrics}; "
-                "remove one of the two"
+                "error",
+                f"{where} does not work with the step {step.name} of {run.name}, because {step.not_with_rubrics}.",
+                f"Return one number for each of these rewards and remove {setting}, or {fix}.",
             )
 
 
+def filter_by_accuracy(run: RunConfig) -> str:
+    """Return the fix for a filter of groups that does not fit the rewards: filter by the accuracy, or not at all."""
+    rewards = run.settings.rewards
+    off, bounds = f"{FILTER}.enable=False", "algorithm.rewards.accuracy_between"
+    if run.select("trainer.use_v1") is False:  # its trainer has no filter by the accuracy
+        return f"Set {off}."
+    lines, name = [f"{FILTER}.metric={ACCURACY_BETWEEN}"], ""
+    if rewards.accuracy_between is None:
+        lines.append(f"'++{bounds}=[0.05,0.95]'")
+    if rewards.accuracy_key is None or rewards.accuracy_key in (rewards.per_turn or rewards.rubrics or ()):
+        lines.append("++algorithm.rewards.accuracy_key=NAME")
+        name = " NAME is the reward that is the accuracy, with one number per response."
+    return f"Set {' '.join(lines)}, or {off}.{name}"
+
+
 def accuracy_of(settings: Settings) -> str:
-    """Return the component that is the accuracy, as far as it is known before the run."""
+    """Return the name of the accuracy component, as far as it is known before the run."""
     return settings.rewards.accuracy_in(settings.rewards.keys or ())
 
 
 def has_colocated_model(run: RunConfig) -> bool:
-    """Return whether a reward model on the GPUs of the training scores the responses, after all were generated."""
+    """Return whether a reward model on the training GPUs scores the responses, after all were generated."""
     enabled = bool(run.select(f"{REWARD_MODEL}.enable"))
     return enabled and not run.select(f"{REWARD_MODEL}.enable_resource_pool")
 
 
 def wrong_accuracy(run: RunConfig) -> Iterator[Finding]:
-    """An accuracy that must be named and is not, or one that does not lie in [0, 1]."""
+    """Reject an accuracy that must be named and is not, or that is not in [0, 1]."""
     by_estimator = run.chain is not None and run.chain.needs_accuracy
     if not by_estimator and run.settings.rewards.accuracy_between is None:
         return
     rewards, options = run.settings.rewards, scorer(run.config)
     keys, key = rewards.keys or (), accuracy_of(run.settings)
     known = () if options is None else options.accuracies
+    setting, threshold = "++algorithm.rewards.accuracy_key", "++algorithm.rewards.accuracy_threshold"
     if by_estimator and rewards.accuracy_key is None and has_colocated_model(run):
         yield Finding(
+            "error",
             f"{run.name} needs an accuracy. A colocated reward model ({REWARD_MODEL}.enable_resource_pool=False) "
-            "writes its results into the batch like columns of the data set, so verl_ext cannot tell which of them is "
-            "the accuracy. Set algorithm.rewards.accuracy_key=... to its name"
+            "writes its results into the batch like columns of the data set, so verl_ext cannot identify the accuracy.",
+            f"Set {setting}=NAME, where NAME is the column with the accuracy.",
         )
         return
     if by_estimator and rewards.accuracy_key is None and key == SCORE and len(keys) > 1:
-        candidates = listed(name for name in known if name != SCORE) if known else "one of your components"
+        candidates = [name for name in known if name != SCORE]
+        if candidates:
+            fix = f"Set {setting} to one of {listed(candidates)}."
+        else:
+            fix = (
+                f"Set {setting}=NAME, where NAME is the reward that is the accuracy. If this reward is not in [0, 1], "
+                f"also set {threshold} to the value above which a response is correct."
+            )
         yield Finding(
-            f"{run.name} needs an accuracy, and the score of several rewards is none: set "
-            f"algorithm.rewards.accuracy_key=... ({candidates}), and algorithm.rewards.accuracy_threshold=... if it "
-            "does not lie in [0, 1]"
+            "error",
+            f"{run.name} needs an accuracy in [0, 1], but the score is a sum of several rewards "
+            f"(algorithm.rewards.keys={[*keys]}).",
+            fix,
         )
         return
     of_scorer = options is not None and key in (*options.components, SCORE)
     if of_scorer and key not in known and rewards.accuracy_threshold is None:
+        other = f", or set {setting} to one of {listed(known)}" if known else ""
         yield Finding(
-            f"the accuracy {key!r} does not lie in [0, 1]: set algorithm.rewards."
-            f"accuracy_threshold=..., above which it is right, or accuracy_key=... (in [0, 1]: {listed(known)})"
+            "error",
+            f"The accuracy must be in [0, 1], but the reward {key!r} can be outside [0, 1].",
+            f"Set {threshold} to the value above which a response is correct{other}.",
         )

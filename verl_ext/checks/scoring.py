@@ -52,14 +52,14 @@ class Scorer:
         """`seconds`: for an answer. `until`: when to end, by the clock. `nan`: whether the run goes on with NaN."""
         self.seconds, self.until, self.nan, self.scored = seconds, until, nan, 0
         exit_on_signals()  # so that this object ends its process
-        self._told = time.monotonic()
+        self._last_report = time.monotonic()
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(self._pipe, theirs, config))  # no daemon: it may fork
         self._process.start()
         theirs.close()
         try:
-            self.is_async: bool = self._reply("loading the reward function", FIRST * seconds)
+            self.is_async: bool = self._reply("Loading the reward function", FIRST * seconds)
         except BaseException:
             self.close()
             raise
@@ -80,13 +80,15 @@ class Scorer:
         limit = self.seconds * (1 if self.scored else FIRST)
         with suppress(BrokenPipeError):  # it has ended, which the reply tells
             self._pipe.send((row, text))
-        result: dict[str, Any] = self._reply(where, limit)
+        result: dict[str, Any] = self._reply(f"Scoring {where}", limit)
         self.scored += 1
         score, stored = result[SCORE], torch.full((1,), torch.inf)
         with suppress(TypeError, ValueError, RuntimeError):
             stored[-1] = score  # as verl's rollout stores it
         if stored.isinf() or (stored.isnan() and not self.nan):
-            raise DataError(f"the score is {score!r}, expected a float that is finite")
+            raise DataError(
+                f"the score is {score!r}, but verl needs a finite number. Return a finite float as the score."
+            )
         return result
 
     def _reply(self, what: str, limit: float) -> Any:
@@ -95,22 +97,26 @@ class Scorer:
         end = min(begun + limit, self.until)
         while True:
             now = time.monotonic()
-            if now - self._told > 10:
-                self._told = now
-                say(f"{self.scored} answers are scored; now {what}", sys.stderr)
-            if self._pipe.poll(max(0.0, min(self._told + 10, end) - now)):
+            if now - self._last_report > 10:
+                self._last_report = now
+                say(f"{self.scored} responses are scored. {what} ...", sys.stderr)
+            if self._pipe.poll(max(0.0, min(self._last_report + 10, end) - now)):
                 break
             if time.monotonic() >= end:
-                advice = "--minutes are over" if end == self.until else "if it needs longer, raise --seconds"
-                raise EndedError(f"{what}: no end after {time.monotonic() - begun:.0f} s: {advice}")
+                fix = "Raise --minutes" if end == self.until else "Raise --seconds"
+                seconds = f"{time.monotonic() - begun:.0f} s"
+                raise EndedError(f"{what} timed out after {seconds}. {fix} if the function needs more time.")
         try:
             sent = self._pipe.recv_bytes()
         except EOFError:
             ending = time.monotonic() + 1
             while self._process.exitcode is None and time.monotonic() < ending:
                 time.sleep(0.01)
-            raise EndedError(f"{what}: its process ended, with status {self._process.exitcode}") from None
-        with reading("what the reward function returns"):  # verl, too, sends it to another process
+            raise EndedError(
+                f"{what} ended the process of the reward function with exit status {self._process.exitcode}. Remove "
+                "calls that end the process, such as sys.exit, or correct the crash."
+            ) from None
+        with reading("The result of the reward function"):  # verl, too, sends it to another process
             kind, reply = pickle.loads(sent)  # noqa: S301 - of our own process
         if kind == "error":
             raise reply
@@ -139,7 +145,7 @@ def _serve(parents: Connection, pipe: Connection, config: Any) -> None:
             try:
                 _send(pipe, "result", _scored(manager, row))
             except BaseException as error:  # noqa: BLE001 - the function is the user's
-                _send(pipe, "error", DataError(f"scoring raises {type(error).__name__}: {error}"))
+                _send(pipe, "error", DataError(f"the reward function raises {type(error).__name__}: {error}"))
 
 
 def _send(pipe: Connection, kind: str, reply: Any) -> None:
@@ -158,8 +164,8 @@ def load_manager(config: Any, tokenizer: Any) -> Any:
     source = file.read_text("utf-8", "replace") if file.is_file() else function
     if not re.search(rf"\b{function}\b|import \*", source):
         valid = re.findall(r"^(?:async )?def (\w+)", source, re.M)
-        raise ConfigurationError(f"{FUNCTION}.name: {unknown('function', function, valid)}, of {file}")
-    with reading("the reward function", ConfigurationError):
+        raise ConfigurationError(f"{FUNCTION}.name: {unknown('function', function, valid)} in {file}.")
+    with reading("The reward function", ConfigurationError):
         resolve_reward_manager_cls(config)  # the run's own, which may need a service
         try:
             manager = load_reward_manager(called, tokenizer)

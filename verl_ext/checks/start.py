@@ -27,7 +27,9 @@ Those of other trainers import `run_ppo`; some call nothing else. `python -m ver
 which is not wrapped; that calls `validate_config`.
 """
 WORKER = "default_worker.py"
-"""The file that begins Ray's workers. There the main of the run is not known; the driver has looked at it before."""
+"""The main file of Ray's workers. A worker does not know the main file of the run, which the driver has checked."""
+_SUMMARIZED: list[bool] = []
+"""Whether this process is a driver that has logged its summary: some drivers call both functions of `ENTRIES`."""
 
 
 def over_driver(module: ModuleType) -> None:
@@ -46,7 +48,7 @@ def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs
     """`validate_config(config, ...)` or another function of the configuration: our checks come first."""
     from omegaconf import OmegaConf
 
-    from verl_ext.checks.judge import check_run
+    from verl_ext.checks.judge import check_run, log_run
 
     main = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
     caller = Path(sys._getframe(2).f_code.co_filename)  # beyond the wrapper
@@ -58,6 +60,10 @@ def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs
     verdict = check_run(config, text, by_name=of_verl)
     if verdict is not None and verdict.ours and caller.match("verl/trainer/main_ppo.py"):
         hooks.require_hooked(hooks.TRAINERS[bool(config.trainer.get("use_v1"))])
+    # The log of a driver begins with the summary of the run; a trainer logs it again before its first step.
+    if verdict is not None and verdict.ours and main.name != WORKER and not _SUMMARIZED:
+        _SUMMARIZED.append(True)
+        log_run(verdict)
     return original(config, *args, **kwargs)
 
 
@@ -90,9 +96,9 @@ def _refuse_if_used(name: str, factory: Any, trainer: Any, config: Any) -> None:
     if run is not None and run.ours:
         made_by = getattr(factory, "__qualname__", type(factory).__qualname__)
         raise IntegrationError(
-            f"trainer.v1.trainer_mode={name} is registered as {made_by}, which is no class, and the "
-            f"{type(trainer).__qualname__} that it returns lacks the methods of verl_ext. Register the class itself, "
-            "or create in that function the class that verl.trainer.ppo.v1.get_trainer_cls returns"
+            f"trainer.v1.trainer_mode={name} is registered as the function {made_by}, and the "
+            f"{type(trainer).__qualname__} that it returns does not have the methods of verl_ext. Register the class "
+            "itself, or return an object of the class that verl.trainer.ppo.v1.get_trainer_cls returns."
         )
 
 
@@ -108,6 +114,6 @@ class CheckedTrainer:
         self._verl_ext_verdict = verdict = check_run(config)
         if verdict is not None:
             if verdict.ours and not hasattr(self, "_verl_ext"):
-                raise hooks.lacking("nothing computes its advantages or logs its rewards")
+                raise hooks.lacking("it does not compute advantages or log rewards")
             log_run(verdict)
         verl.__init__(config, *args, **kwargs)

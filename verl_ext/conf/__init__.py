@@ -25,7 +25,7 @@ logger = logging.getLogger("verl_ext")
 
 
 def store_presets(config_store: ModuleType) -> None:
-    """Put the presets into Hydra's ConfigStore."""
+    """Store the presets in Hydra's ConfigStore."""
     from verl_ext.registry import INSTALLED
 
     store = partial(config_store.ConfigStore.instance().store, group=PRESETS, package="_global_", provider=PRESETS)
@@ -35,7 +35,13 @@ def store_presets(config_store: ModuleType) -> None:
         try:
             store(name=name, node=preset(name))
         except Exception as error:  # noqa: BLE001 - another package must not break the import of Hydra
-            logger.warning("the estimator %r has no preset here: %s: %s", name, type(error).__name__, error)
+            logger.warning(
+                "The preset %r is not available, because its estimator cannot be loaded (%s: %s). Install the package "
+                "of the estimator again, or uninstall the package.",
+                name,
+                type(error).__name__,
+                error,
+            )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

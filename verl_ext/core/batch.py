@@ -1,4 +1,4 @@
-"""The batch as an estimator sees it: one row per trajectory, or per turn of one, and the number of its tokens."""
+"""The batch as an estimator sees it: one row per trajectory, or per turn of a trajectory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.core.groups import TOLERANCE, Array, Groups
+from verl_ext.core.groups import TOLERANCE, Array, Groups, label_text
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, DataError, unknown
 
@@ -16,7 +16,7 @@ from verl_ext.errors import ConfigurationError, DataError, unknown
 LARGEST_REWARD = 1e30
 
 SCORE = "score"
-"""The reward that every batch has: the one that the trainer would use without names."""
+"""The reward that every batch has: the one that the trainer uses if no reward is named."""
 
 # Floats count exactly up to this number.
 LARGEST_COUNT = 2.0**53
@@ -26,18 +26,18 @@ Counts = Sequence[float] | Array
 
 @dataclass(frozen=True)
 class Condition:
-    """`r_k <- r_k 1[r_j >= t]`: an easy reward counts only where the hard one was reached (GDPO, eq. 8).
+    """Condition an easy reward on a hard one: `r_k <- r_k 1[r_j >= t]` (GDPO, eq. 8).
 
-    `reward` names `r_j`. Where `r_j` is not scored, `r_k` is not scored either.
+    `reward` names `r_j`, and `at_least` is `t`. Where `r_j` is not scored, `r_k` is not scored either.
     """
 
     reward: str
     at_least: float
 
     def met(self, values: Array) -> Array:
-        """`[N]` 1 where the condition is met, 0 where it is not, NaN where that is not known.
+        """Return `[N]` 1 where the condition is met, 0 where it is not met, NaN where `r_j` is not scored.
 
-        Rewards arrive as float32, so a value up to `1e-6 max(1, |t|)` below the threshold has reached it.
+        Rewards arrive as float32, so a value up to `1e-6 max(1, |t|)` below the threshold meets the condition.
 
         >>> Condition("correctness", 0.3).met(np.array([np.float32(0.3), 0.2, np.nan]))
         array([ 1.,  0., nan])
@@ -48,7 +48,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Batch:
-    """Trajectories with their rewards; NaN means "not scored". With rewards by turn, `N` counts their turns.
+    """Trajectories with their rewards. NaN means "not scored". With per-turn rewards each turn is one of the `N` rows.
 
     >>> batch = Batch.of([[1.0], [0.0]], ["g", "g"])
     >>> batch.rewards.shape, batch.keys, len(batch.groups)
@@ -56,57 +56,62 @@ class Batch:
     """
 
     raw: Array
-    """`[N, K]` components as they were returned; read-only."""
+    """`[N, K]` the components as the reward function returned them. Read-only."""
     rewards: Array
-    """`[N, K]` the same after the conditions; read-only."""
+    """`[N, K]` the components after the conditions. Read-only."""
     returns: Array
-    """`[N, K]` what the first step gets: the rewards, by turn those that are still to come; read-only."""
+    """`[N, K]` the input of the first step: the rewards, or with per-turn rewards the returns. Read-only."""
     keys: tuple[str, ...]
-    """`K` names of the columns: of the components, and `rubric[0]`, `rubric[1]`, ... of a reward by item."""
+    """`K` names of the columns: the components, and `rubric[0]`, `rubric[1]`, ... for the criteria of a rubric."""
     column_keys: tuple[str, ...]
-    """`K` the component of each column, `rubric` for `rubric[0]`."""
+    """`K` the component of each column, for example `rubric` for `rubric[0]`."""
     factors: Array | None
-    """`[N, K]` what each value counts beside its component's weight, equal within a prompt; None: 1 each."""
+    """`[N, K]` a factor of each value in addition to its component's weight, equal within a prompt. None: 1 each."""
     conditions: Mapping[str, Condition]
-    """What must be reached for a reward to count, by its key."""
+    """The conditions of conditioned rewards, by key."""
     groups: Groups
-    """The rows that are compared: answers to one prompt, by turn those that reached the turn."""
+    """The rows that are compared: the responses to one prompt, or with per-turn rewards those that reached the turn."""
     prompts: Groups
     """The rows of each prompt."""
     turns: Turns
-    """The turn of each row; without rewards by turn each trajectory has one."""
+    """The turn of each row. Without per-turn rewards each trajectory has one turn."""
     accuracy: Array | None
-    """`[N]` in [0, 1], for the steps that weigh by difficulty."""
+    """`[N]` in [0, 1], for the steps that weight prompts by difficulty."""
     kl_reward: Array | None
-    """`[N]` the KL part of the reward; it is added to the combined reward only."""
+    """`[N]` the KL term of the reward, which is added to the sum of the rewards only."""
     outputs: Array
-    """`[N]` rows of verl's batch that belong to each trajectory; by turn, those that begin with the turn."""
+    """`[N]` number of rows of verl's batch per trajectory, or with per-turn rewards those that begin with the turn."""
     lengths: Array
-    """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
+    """`[N]` number of response tokens in the loss, over all outputs of the trajectory."""
     fields: Mapping[str, Sequence[Any]]
     """`N` entries of each field of verl's batch, such as `data_source`, that a step has in `needs_fields`."""
 
     def accuracy_for(self, step: str) -> Array:
-        """`[N]` the response's accuracy at its last turn, NaN at earlier ones: a mean counts each response once."""
+        """Return `[N]` each response's accuracy at its last turn, and NaN at earlier turns.
+
+        So a mean counts each response once.
+        """
         if self.accuracy is None:
             raise ConfigurationError(
-                f"step {step!r} needs an accuracy in [0, 1] for each trajectory, but there is none"
+                f"The step {step!r} needs an accuracy in [0, 1] for each trajectory, but the batch has no accuracy. "
+                "Pass accuracy=[...] to Batch.of."
             )
         return np.where(self.turns.last, self.accuracy, np.nan)
 
     def field(self, name: str) -> Sequence[Any]:
-        """`N` entries of a field, or an error that says how a step asks for it."""
+        """Return the `N` entries of a field, or raise an error that says how a step requests it."""
         if name not in self.fields:
             raise ConfigurationError(
-                f"a step reads the field {name!r} of verl's batch, which is not known here: add it to the step's "
-                "`needs_fields`"
+                f"A step reads the field {name!r} of verl's batch without declaring it. Add {name!r} to the "
+                "`needs_fields` of the step."
             )
         return self.fields[name]
 
     def weighed(self, weights: Sequence[float] | None, *, by_group: bool = False) -> Array:
-        """`[K]` the weight of each column, where the factors differ `[N, K]`, or `[G, K]` with `by_group`.
+        """Return `[K]` the weight of each column.
 
-        `weights` has one entry per component.
+        If the factors differ between prompts, return `[N, K]`, or with `by_group` `[G, K]`. `weights` has one entry per
+        component.
         """
         if self.factors is None:
             return np.ones(len(self.keys)) if weights is None else np.array(weights)
@@ -116,7 +121,7 @@ class Batch:
         return np.array([given[key] for key in self.column_keys]) * (self.factors[0] if same else factors)
 
     def by_key(self) -> Batch:
-        """The same with one column for each component: of a reward by item the weighted sum of its criteria."""
+        """Return the batch with one column per component. A rubric becomes the weighted sum of its criteria."""
         factors, named = self.factors, self.components
         if factors is None:
             return self
@@ -129,7 +134,7 @@ class Batch:
         return replace(self, raw=raw, rewards=rewards, returns=returns, keys=named, column_keys=named, factors=None)
 
     def key_sums(self, values: Array) -> Array:
-        """`[N, components]` of `[N, K]`: the columns of a reward by item are added up."""
+        """Sum the columns of each rubric: `[N, K] -> [N, components]`."""
         if self.factors is None:
             return values
         places = (np.array(self.column_keys) == key for key in self.components)
@@ -137,7 +142,7 @@ class Batch:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The names of the rewards."""
+        """The names of the components."""
         return tuple(dict.fromkeys(self.column_keys))
 
     @classmethod
@@ -160,15 +165,16 @@ class Batch:
     ) -> Batch:
         """Check the shapes and that the rewards are finite, apply the conditions, then build the batch.
 
-        `labels` are the prompts' uids. Pass `prompts` if they are already grouped. With `turns`, each of them is a row;
-        what belongs to the response is repeated. `lengths`, the tokens in the loss, and `outputs` default to 1 each.
+        `labels` are the prompts' uids. Pass `prompts` if the rows are already grouped. With `turns`, each turn is one
+        row, and the values of a response are repeated for each of its turns. `lengths`, the number of tokens in the
+        loss, and `outputs` default to 1 each.
         """
         size = len(labels)
         raw = _shaped("rewards", rewards, (size, len(keys))).copy()
         check_finite(raw, keys, labels)
         matrix = raw.copy()
         for name in {*(conditions or {}), *(needed.reward for needed in (conditions or {}).values())} - {*keys}:
-            raise ConfigurationError(f"conditions: {unknown('reward', name, keys)}")
+            raise ConfigurationError(f"conditions: {unknown('reward', name, keys)}.")
         for key, needed in (conditions or {}).items():
             column, met = keys.index(key), needed.met(raw[:, keys.index(needed.reward)])
             matrix[:, column] = np.where(np.isnan(raw[:, column] + met), np.nan, np.where(met > 0, raw[:, column], 0.0))
@@ -200,19 +206,20 @@ class Batch:
 
 
 def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable]) -> None:
-    """Raise for an infinite or huge reward, naming its component and uid. NaN is allowed: it means "not scored"."""
+    """Raise for an infinite or huge reward, naming its component and label. NaN is allowed and means "not scored"."""
     broken = np.abs(matrix) > LARGEST_REWARD
     if broken.any():
         row, column = np.argwhere(broken)[0]
         raise DataError(
-            f"reward {keys[column]!r} of uid {labels[row]!r} is {matrix[row, column]} (row {row}, "
-            f"{int(broken.sum())} such values in total): a reward must be finite and at most {LARGEST_REWARD:g} in "
-            "size, or NaN for 'not scored'"
+            f"The reward {keys[column]!r} of {label_text(labels[row])} is {matrix[row, column]} (row {row}, "
+            f"{int(broken.sum())} such values in total). Return a finite reward with an absolute value of at most "
+            f"{LARGEST_REWARD:g}, or NaN for a response that is not scored.",
+            label=labels[row],
         )
 
 
 def unit_accuracy(values: Array, labels: Sequence[Hashable], *, key: str, threshold: float | None) -> Array:
-    """Accuracy in [0, 1]; with a threshold, values above it are 1 and the rest 0. NaN stays NaN.
+    """Return the accuracy in [0, 1]. With a threshold, values above it are 1 and the rest are 0. NaN stays NaN.
 
     >>> unit_accuracy(np.array([-1.0, 1.0]), ["a", "a"], key="score", threshold=0.0)
     array([0., 1.])
@@ -224,40 +231,44 @@ def unit_accuracy(values: Array, labels: Sequence[Hashable], *, key: str, thresh
     scored = values[~np.isnan(values)]
     if ((scored < -1e-6) | (scored > 1 + 1e-6)).any():
         raise ConfigurationError(
-            f"accuracy must lie in [0, 1], but {key!r} ranges over [{scored.min():g}, {scored.max():g}]: set "
-            "algorithm.rewards.accuracy_key to another component, or algorithm.rewards.accuracy_threshold=t, above "
-            "which a value is right (t=0 for a scorer that returns -1 and 1)"
+            f"The accuracy must lie in [0, 1], but reward {key!r} ranges over [{scored.min():g}, {scored.max():g}]. "
+            "Set algorithm.rewards.accuracy_key to another component, or set algorithm.rewards.accuracy_threshold=t to "
+            "count values above t as correct (t=0 for a reward function that returns -1 and 1)."
         )
     return np.clip(values, 0.0, 1.0)
 
 
 def _kl_reward(values: Counts, rewards: Array, labels: Sequence[Hashable]) -> Array:
-    """`[N]` finite, but for rows without a scored reward."""
+    """Return `[N]` the KL term of the reward, finite in every row that has a scored reward."""
     kl_reward = _shaped("kl_reward", values, (len(rewards),))
     broken = np.flatnonzero(~(np.abs(kl_reward) <= LARGEST_REWARD) & ~np.isnan(rewards).all(axis=1))
     if len(broken):
         row = int(broken[0])
         raise DataError(
-            f"the KL part of the reward of uid {labels[row]!r} is {kl_reward[row]} (row {row}, {len(broken)} such rows "
-            "in total), expected a finite number: look for NaN or infinite log probabilities, policy or reference, and "
-            "for a score that is not finite"
+            f"The KL term of the reward of {label_text(labels[row])} is {kl_reward[row]} (row {row}, {len(broken)} "
+            "such rows in total), expected a finite number. Check the log-probabilities of the policy and of the "
+            "reference model, and the score, for NaN and infinite values.",
+            label=labels[row],
         )
     return kl_reward
 
 
 def _within(name: str, values: Counts, size: int, high: float, *, nan: bool = False) -> Array:
-    """`[N]` numbers in [0, high]."""
+    """Return `[N]` numbers in [0, high], or raise."""
     column = _shaped(name, values, (size,))
     valid = (column >= 0) & (column <= high)
     if nan:
         valid |= np.isnan(column)
     if not valid.all():
-        raise DataError(f"{name} must lie in [0, {high:g}], found {column[~valid][0]:g}")
+        raise DataError(f"{name} must lie in [0, {high:g}], found {column[~valid][0]:g}. Pass values in this range.")
     return column
 
 
 def _shaped(name: str, values: Any, shape: tuple[int, ...]) -> Array:
     array = np.asarray(values, dtype=np.float64)
     if array.shape != shape and not (array.size == 0 and 0 in shape):
-        raise DataError(f"{name} has shape {array.shape}, expected {shape}: a row per trajectory, a column per key")
+        raise DataError(
+            f"{name} has shape {array.shape}, expected {shape}. Pass one row per trajectory and, for rewards, one "
+            "column per key."
+        )
     return array.reshape(shape)

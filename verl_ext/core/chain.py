@@ -1,4 +1,4 @@
-"""Steps and their composition: `(values, batch, state) -> (values, state, metrics)`, chained in order."""
+"""Steps, `(values, batch, state) -> (values, state, metrics)`, and chains, which apply steps in order."""
 
 import json
 from collections.abc import Mapping
@@ -13,8 +13,10 @@ from verl_ext.core.metrics import Metrics
 from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
 Order = Mapping[str, str]
-"""Names of other steps, each with the reason why it must, or must not, come before a step."""
-COMPARED = "center, or another step that compares the answers to a prompt"
+"""Names of other steps, each with the reason why it must, or must not, come before a step.
+
+An error quotes the reason after "because"."""
+COMPARED = "center, or another step that compares the responses to a prompt"
 """In `after` and `not_after` of a step: any step that centers or compares."""
 State = Mapping[str, Any]
 """State of a chain: the state of each stateful step, by step name."""
@@ -27,15 +29,15 @@ class StepResult:
     values: Array
     state: Any = None
     metrics: Metrics = field(default_factory=dict)
-    """By short name; in the logs the name of the estimator comes before it."""
+    """By short name. The logs prefix it with the name of the estimator."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One small transformation of a batch's values; a subclass is a frozen dataclass whose fields are its settings.
+    """One transformation of a batch's values. A subclass is a frozen dataclass whose fields are its settings.
 
-    A step needs only `name` and `apply`. One that logs metrics or keeps state from batch to batch has `transform`
-    instead. The state is an argument and a result; the step itself never changes.
+    A step defines `name` and `apply`. A step that logs metrics or keeps state from batch to batch defines `transform`
+    instead of `apply`. The state is an argument and a result, and the step itself never changes.
 
     >>> @dataclass(frozen=True)
     ... class Halve(Step):
@@ -50,43 +52,46 @@ class Step:
     name: ClassVar[str]
     """The name of the step in a list of steps."""
     compares: ClassVar[bool] = False
-    """Whether a value says how it compares with the others of its group: the chain then makes all of a group exactly 0
-    that did not vary before, and `rollout.n=1` is refused."""
+    """Whether the step compares each value with the rest of its group. If True, the chain sets zero-variance groups to
+    exactly 0, and `rollout.n=1` is rejected."""
     centers: ClassVar[bool] = False
-    """Whether the mean of each group is 0 after the step, too: it then counts as `center` in the rules of order."""
+    """Whether each group has mean 0 after the step. If True, the ordering rules treat the step like `center`."""
     divides_by_std: ClassVar[bool] = False
-    """Whether the step divides by the spread of the rewards, in the group or in the batch: verl's
-    `norm_adv_by_std_in_grpo=False` contradicts it. Whitening, after the sum, is not meant."""
+    """Whether the step divides by a standard deviation of the rewards, in the group or in the batch. If True, verl's
+    `norm_adv_by_std_in_grpo=False` is rejected. Whitening after the sum does not count."""
     sums: ClassVar[bool] = False
-    """Whether the step makes one value of all rewards: it then counts as `weighted_sum` in the rules of order."""
+    """Whether the step combines all rewards into one value. The ordering rules then treat it like `weighted_sum`."""
     not_with_rubrics: ClassVar[str] = ""
-    """Why the step cannot stand before the sum where a reward comes by item, with a column for each criterion."""
+    """Why the step cannot come before the sum if a reward is a rubric, which has one column per criterion. An error
+    quotes the reason after "because"."""
     needs_accuracy: ClassVar[bool] = False
     """Whether the step reads `batch.accuracy`."""
     needs_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields of verl's batch that the step reads with `batch.field(name)`; others are not fetched."""
+    """The fields of verl's batch that the step reads with `batch.field(name)`. Other fields are not fetched."""
     after: ClassVar[Order] = {}
-    """Steps that must come before this one, each with the reason."""
+    """Steps that must come before this step, each with the reason."""
     not_after: ClassVar[Order] = {}
-    """Steps that must not come before this one, each with the reason."""
+    """Steps that must not come before this step, each with the reason."""
     undoes: ClassVar[Order] = {}
-    """Steps, or settings that are switched on, whose effect this step cancels, each with the reason: an error where
-    such a step comes before this one and no sum stands between the two."""
+    """Steps, or boolean settings of steps, whose effect this step cancels, each with the reason. It is an error if such
+    a step comes before this step without a sum in between."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        """Return new values `[N, K]`. NaN means "not scored": pass it on."""
-        raise NotImplementedError(f"the step {type(self).__name__} defines neither apply nor transform")
+        """Return new values `[N, K]`. NaN means "not scored" and must stay NaN."""
+        raise NotImplementedError(
+            f"The step {type(self).__name__} defines neither `apply` nor `transform`. Add `apply(self, values, batch)`."
+        )
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         """Return new values, the new state and metrics."""
         return StepResult(self.apply(values, batch))
 
     def parts(self, values: Array, batch: Batch) -> Array | None:
-        """Return `[N, K]` what each reward adds to the sum, of a step that sums; None if its sum has no such parts."""
+        """Return `[N, K]` the contribution of each reward to the sum, or None if the step has no such contributions."""
         return None
 
     def init(self) -> Any:
-        """Return the state before the first batch, plain data that JSON restores unchanged; None without a state."""
+        """Return the state before the first batch, as data that JSON restores unchanged, or None without a state."""
         return None
 
     def check_state(self, state: Any) -> None:
@@ -95,15 +100,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Result:
-    """What a chain makes of a batch."""
+    """The result of applying a chain to a batch."""
 
     advantages: Array
-    """`[N]`."""
+    """`[N]` the advantage of each row."""
     state: State
     """The state for the next batch."""
     metrics: Metrics
     summed: tuple[Array, Array] | None
-    """`[N, K]` what each reward adds to the sum, and `[N]` the sum, with any KL part; None if it has no parts."""
+    """`[N, K]` each reward's contribution to the sum, and `[N]` the sum with any KL term, or None."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,11 @@ class Chain:
     def __post_init__(self) -> None:
         stateful = [step.name for step in self.steps if step.init() is not None]
         if len(stateful) != len(set(stateful)):
-            raise ConfigurationError(f"a stateful step may occur only once in a chain, found {stateful}")
+            twice = sorted({name for name in stateful if stateful.count(name) > 1})
+            raise ConfigurationError(
+                f"A step with a state may occur only once in a chain, but {listed(twice)} occurs more than once. "
+                "Remove all but one of them."
+            )
 
     @property
     def needs_accuracy(self) -> bool:
@@ -135,7 +144,7 @@ class Chain:
 
     @property
     def per_reward(self) -> bool:
-        """Whether a step works on each reward separately, before they are summed."""
+        """Whether a step processes each reward separately, before the sum."""
         return not (self.steps and self.steps[0].sums)
 
     @property
@@ -150,11 +159,13 @@ class Chain:
     def check_state(self, state: State) -> None:
         """Raise `CheckpointError` if the steps cannot continue from a saved state."""
         if not (isinstance(state, Mapping) and state):
-            raise CheckpointError(f"the saved state must map steps to states, found {state!r:.200}")
+            raise CheckpointError(
+                f"The saved state must map steps to states, found {state!r:.200}. Resume from another checkpoint."
+            )
         if foreign := state.keys() - self.init().keys():
             raise CheckpointError(
-                f"the saved state of {listed(foreign)} belongs to another estimator: resume with the estimator that "
-                "saved it, or start from a folder without that state"
+                f"The saved state of {listed(foreign)} belongs to another estimator. Resume with the estimator that "
+                "saved the state."
             )
         for step in self.steps:
             if step.name in state:
@@ -168,17 +179,20 @@ class Chain:
         summed, values = None, batch.returns
         for step in self.steps:
             if step.not_with_rubrics and batch.factors is not None and values.shape[1] > 1:
+                rubrics = {key for key, name in zip(batch.column_keys, batch.keys, strict=True) if key != name}
                 raise ConfigurationError(
-                    f"step {step.name!r} does not work with rewards by item: {step.not_with_rubrics}"
+                    f"The step {step.name!r} does not support rubrics, because {step.not_with_rubrics}. Use an "
+                    f"estimator without this step, or remove {listed(rubrics)} from algorithm.rewards.keys and "
+                    "algorithm.rewards.rubrics."
                 )
             found = step.transform(values, batch, old.get(step.name))
             after, shape = found.values, (len(values), 1 if step.sums else values.shape[1])
             if not isinstance(after, np.ndarray) or after.shape != shape:
                 raise ConfigurationError(
-                    f"step {step.name!r} returns {type(after).__name__} {getattr(after, 'shape', '')}, expected an "
-                    f"array of the shape {shape}"
+                    f"The step {step.name!r} returns {type(after).__name__} {getattr(after, 'shape', '')}, expected an "
+                    f"array of shape {shape}. Return one value for each value that the step gets."
                 )
-            # A division would blow up what rounding leaves of a group without variance.
+            # A later division would amplify the rounding noise of a zero-variance group.
             if step.centers or step.compares:
                 varies = batch.groups.broadcast(batch.groups.varies(values))
                 after = np.where(varies | np.isnan(after), after, 0.0)
@@ -190,20 +204,20 @@ class Chain:
                 new[step.name] = found.state
         if values.shape[1] != 1 or not self.steps:
             raise ConfigurationError(
-                f"a chain must end with one value per trajectory, but the steps {[step.name for step in self.steps]} "
-                f"return {values.shape[1]}: add weighted_sum, or another step that sums"
+                f"A chain must end with one value per trajectory, but the steps {[step.name for step in self.steps]} "
+                f"return {values.shape[1]}. Add weighted_sum, or another step that sums the rewards."
             )
         advantages = values[:, 0]
         return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, summed)
 
 
 def plain_state(state: State) -> dict[str, Any]:
-    """Return a copy of a chain's state as JSON restores it; raise `CheckpointError` if JSON would change it.
+    """Return a copy of a chain's state as JSON restores it, or raise `CheckpointError` if JSON would change it.
 
     >>> plain_state({"mine": (1, 2)})
     Traceback (most recent call last):
     ...
-    verl_ext.errors.CheckpointError: the state of 'mine' cannot be saved: JSON changes it to {'mine': [1, 2]}; ...
+    verl_ext.errors.CheckpointError: The state of 'mine' cannot be saved (JSON changes it to {'mine': [1, 2]}). ...
     """
     try:
         restored: dict[str, Any] = json.loads(json.dumps(state, allow_nan=False))
@@ -213,6 +227,6 @@ def plain_state(state: State) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         wrong = str(error)
     raise CheckpointError(
-        f"the state of {listed(state)} cannot be saved: {wrong}; it may hold only None, bool, int, finite float, str, "
-        "list, and dict with str keys"
+        f"The state of {listed(state)} cannot be saved ({wrong}). Return a state that consists only of None, bool, "
+        "int, finite float, str, list, and dict with str keys."
     )

@@ -1,4 +1,4 @@
-"""Prompt groups: which trajectories answer the same prompt, and statistics within each group."""
+"""Prompt groups: which trajectories respond to the same prompt, and statistics within each group."""
 
 from __future__ import annotations
 
@@ -14,9 +14,20 @@ Bools = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.intp]
 D = TypeVar("D", bound=np.generic)
 
-# A group has no variance if its range is at most 1e-6 * max(1, |mean|). Comparing the std with 0 is not
-# enough: torch's std of six float32 values of 0.3 is 3.3e-8, and dividing by it turns rounding into advantages.
+# A group has zero variance if its range is at most 1e-6 * max(1, |mean|). Comparing the std with 0 is not enough. For
+# example, torch's std of six float32 values of 0.3 is 3.3e-8, and dividing by it turns rounding into advantages.
 TOLERANCE = 1e-6
+
+
+def label_text(label: Hashable) -> str:
+    """Return how a message names a trajectory by its label.
+
+    A text with a space, such as the row of a file, is readable and stays as it is. Any other label is shown as a uid.
+
+    >>> label_text("row 7 of train.parquet"), label_text("3f2a")
+    ('row 7 of train.parquet', "uid '3f2a'")
+    """
+    return label if isinstance(label, str) and " " in label else f"uid {label!r}"
 
 
 def divide(numerator: Array, divisor: Array) -> Array:
@@ -66,25 +77,25 @@ class Groups:
         return len(self.starts)
 
     def sum(self, x: Array) -> Array:
-        """Sum of the scored values."""
+        """Return the sum of the scored values."""
         return np.add.reduceat(np.where(np.isnan(x), 0.0, x)[self.order], self.starts)
 
     def count(self, x: Array) -> Array:
-        """Number of the scored values."""
+        """Return the number of scored values."""
         return np.add.reduceat((~np.isnan(x)).astype(np.float64)[self.order], self.starts)
 
     def mean(self, x: Array) -> Array:
-        """Mean of the scored values; NaN for a group without any."""
+        """Return the mean of the scored values, NaN for a group without scored values."""
         count = self.count(x)
         mean: Array = np.divide(self.sum(x), count, out=np.full(count.shape, np.nan), where=count > 0)
         return mean
 
     def std(self, centered: Array) -> Array:
-        """Standard deviation, with n - 1, of values centered in their group; 0 for fewer than two scored values."""
+        """Return the standard deviation (n - 1) of centered values, 0 for fewer than two scored values."""
         return np.sqrt(divide(self.sum(np.square(centered)), self.count(centered) - 1))
 
     def quantile(self, x: Array, q: float) -> Array:
-        """Quantile of the scored values, interpolated linearly; NaN for a group without any.
+        """Return the linearly interpolated quantile of the scored values, NaN for a group without scored values.
 
         >>> Groups.of("aaab").quantile(np.array([1.0, 4.0, 2.0, 7.0]), 0.75)
         array([3., 7.])
@@ -98,11 +109,14 @@ class Groups:
         return found.reshape(len(self), *x.shape[1:])
 
     def varies(self, x: Array) -> Bools:
-        """Whether a group has variance: `max - min > 1e-6 * max(1, |mean|)`; never for a single scored value."""
+        """Return whether a group has nonzero variance: `max - min > 1e-6 * max(1, |mean|)`.
+
+        A group with a single scored value has zero variance.
+        """
         return self.variation(x)[1]
 
     def variation(self, x: Array, rounding: Array | float = 0.0) -> tuple[Array, Bools]:
-        """Mean of the scored values, and whether they vary (see `varies`), by more than `rounding`."""
+        """Return the mean of the scored values, and whether they vary (see `varies`) by more than `rounding`."""
         mean, in_order = self.mean(x), x[self.order]
         width = np.fmax.reduceat(in_order, self.starts) - np.fmin.reduceat(in_order, self.starts)
         return mean, np.asarray(width > np.fmax(TOLERANCE * np.fmax(1.0, np.abs(mean)), rounding))

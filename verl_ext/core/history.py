@@ -19,33 +19,39 @@ class Anchor:
     """The settings of the capability anchor and of the weights."""
 
     anchor: Literal["soft", "window", "fixed"] = "soft"
-    """How the model's capability is estimated: `soft` (the paper), `window` (the authors' code), `fixed`."""
+    """Estimate of the model's capability C: `soft` (moving average, as in the paper), `window` (mean over recent
+    batches, as in the authors' code), or `fixed`."""
     lambda_scale: float = bounded(1.3, above=0.0, high=LARGEST_WEIGHT)
-    """Factor of every weight; 1.0 leaves a prompt at the anchor unchanged."""
+    """Factor of every weight. With 1.0, a prompt whose accuracy equals C keeps its advantages."""
     history_window: int = bounded(10, low=1, only_with={"anchor": ("soft", "window")})
-    """Batches remembered, by `soft` and `window`."""
+    """Number of recent batches that `soft` and `window` use."""
     eta: float = bounded(0.1, low=0.0, high=1.0, only_with={"anchor": ("soft",)})
-    """Factor of sigma in the step of the `soft` anchor."""
+    """Factor of sigma in the step size of the `soft` anchor."""
     eta_min: float = bounded(0.05, low=0.0, high=1.0, only_with={"anchor": ("soft",)})
-    """Added to the step of the `soft` anchor; with 0, the paper's formula, the anchor can stand still."""
+    """Constant added to the step size of the `soft` anchor. With 0, as in the paper, the anchor can stop moving."""
     fixed_anchor: float = bounded(0.5, low=0.0, high=1.0, only_with={"anchor": ("fixed",)})
-    """The anchor of `anchor=fixed`."""
+    """Value of C with `anchor=fixed`."""
 
 
 @dataclass(frozen=True)
 class WeightByHistory(Anchor, Step):
-    """`x * Phi`, `Phi = lambda exp(D M)`, `M = |p_g - C|`, `D = -sgn(x) sgn(p_g - C)` (HA-DW, eq. 7-13).
+    """Weight by the gap between the prompt's accuracy and the capability: `x lambda exp(-sgn(x) (p_g - C))` (HA-DW).
 
-    `p_g` is the prompt's mean accuracy, `C` the model's capability; `verl_ext/estimators/hadw.py` says how each anchor
-    moves it. A prompt without a scored accuracy has Phi = 1. A batch without one does not change the anchor.
+    `p_g` is the prompt's mean accuracy and C the model's capability (eq. 7-13).
+    `verl_ext/estimators/hadw.py` says how each anchor moves `C`. The state consists of `anchor`, `value` (C), `window`
+    (the last posteriors for `soft`, or the last batch accuracies for `window`, oldest first) and `updates` (the number
+    of batches).
 
-    The state is `anchor`; `value`, which is C; `window`, the last posteriors (`soft`) or batch accuracies (`window`),
-    oldest first; and `updates`, the batches seen.
+    Edge cases: a prompt without a scored accuracy has weight 1. A batch without a scored accuracy does not change the
+    anchor.
     """
 
     name: ClassVar[str] = "weight_by_history"
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = {"weighted_sum": "it needs the sum's sign", COMPARED: "it needs a sign within the group"}
+    after: ClassVar[Order] = {
+        "weighted_sum": "it uses the sign of the summed rewards",
+        COMPARED: "it uses the sign of the values relative to their group",
+    }
 
     def init(self) -> dict[str, Any]:
         """Return the state before the first batch."""
@@ -53,17 +59,19 @@ class WeightByHistory(Anchor, Step):
         return {"anchor": self.anchor, "value": value, "window": [], "updates": 0}
 
     def check_state(self, state: Any) -> None:
-        """Raise if the state is damaged, or another anchor wrote it."""
+        """Raise if the state is damaged, or if another anchor wrote the state."""
         if not _is_sound(state):
-            raise CheckpointError(f"the state of {self.name} is damaged: {state!r:.300}")
+            raise CheckpointError(
+                f"The saved state of {self.name} is damaged ({state!r:.300}). Resume from another checkpoint."
+            )
         if state["anchor"] != self.anchor:
             raise CheckpointError(
-                f"the saved state of {self.name} has anchor={state['anchor']}, this run has anchor={self.anchor}: set "
-                f"algorithm.hadw.anchor={state['anchor']}, or start from a folder without that state"
+                f"The saved state of {self.name} has anchor={state['anchor']}, but this run has anchor={self.anchor}. "
+                f"Set algorithm.hadw.anchor={state['anchor']}."
             )
 
     def transform(self, values: Array, batch: Batch, state: dict[str, Any]) -> StepResult:
-        """Reweigh with the anchor, then move it."""
+        """Reweight with the anchor, then move the anchor."""
         self.check_state(state)
         accuracy = batch.accuracy_for(self.name)
         scored = accuracy[~np.isnan(accuracy)]
@@ -89,7 +97,7 @@ class WeightByHistory(Anchor, Step):
         return StepResult(values * phi, new, metrics)
 
     def _move(self, old: dict[str, Any], y: float) -> tuple[float, dict[str, Any], float]:
-        """Return the anchor for this batch, the new state, and the step size of `soft`."""
+        """Return the anchor for this batch, the new state, and the step size (0 unless the anchor is `soft`)."""
         past, eta_t = old["window"], 0.0
         if self.anchor == "fixed":
             center = value = self.fixed_anchor
@@ -109,7 +117,7 @@ class WeightByHistory(Anchor, Step):
 
 
 def _is_sound(state: Any) -> bool:
-    """Whether a saved state has the entries that `init` describes, each within its range."""
+    """Return whether a saved state has the entries that `init` describes, each within its range."""
     match state:
         case {"anchor": anchor, "value": value, "window": [*window], "updates": int(updates)} if len(state) == 4:
             shares = window if value is None else [*window, value]

@@ -1,4 +1,4 @@
-"""Lists of steps: each step by its name, what may come after what, and a chain written as a list."""
+"""Lists of steps: read a list, check the order of its steps, and write a chain as a list."""
 
 import dataclasses
 import importlib
@@ -14,23 +14,26 @@ _FOUND = [kind for module in (steps, many, totals, history) for kind in vars(mod
 STEPS: Mapping[str, type[Step]] = {
     kind.name: kind for kind in _FOUND if issubclass(kind, Step) and hasattr(kind, "name")
 }
-"""The steps that a list may name: those of four modules."""
+"""The built-in steps by name, which a list may contain."""
 
 
 def read_step(item: Any, where: str, weights: tuple[float, ...] | None) -> Step:
-    """Read one entry of a list; `weights` are those of the rewards, for a step with such a field."""
+    """Read one entry of a list. A step with a field `weights` gets `weights`, those of the rewards."""
     given = dict(item) if isinstance(item, Mapping) else {"step": item}
     name = given.pop("step", None)
     if not isinstance(name, str):
-        raise ConfigurationError(f"{where} must be a step's name, or {{step: name, setting: value}}, found {item!r}")
+        raise ConfigurationError(
+            f"{where} must name a step, found {item!r}. Use the name of a step or {{step: name, setting: value}}."
+        )
     kind = _own(name, where) if ":" in name else STEPS.get(name)
     if kind is None:
-        raise ConfigurationError(
-            f"{where}: {unknown('step', name, STEPS)}, or package.module:Class for one of your own"
-        )
+        raise ConfigurationError(f"{where}: {unknown('step', name, STEPS)}, or package.module:Class for a custom step.")
     if any(field.name == "weights" for field in dataclasses.fields(kind)):
         if "weights" in given:
-            raise ConfigurationError(f"{where}: set the weights of {name} by algorithm.rewards.weights")
+            raise ConfigurationError(
+                f"{where}: {name} takes its weights from algorithm.rewards.weights, found weights={given['weights']}. "
+                "Remove weights from the list, and set algorithm.rewards.weights instead."
+            )
         given["weights"] = weights
     try:
         return make(kind, given, name)
@@ -39,50 +42,78 @@ def read_step(item: Any, where: str, weights: tuple[float, ...] | None) -> Step:
 
 
 def _own(path: str, where: str) -> type[Step]:
-    """Import the class of a user's step, and check it."""
+    """Import and check the class of a custom step."""
     module, _, name = path.partition(":")
     try:
         kind: Any = getattr(importlib.import_module(module), name)
     except Exception as error:  # a module may raise anything
         raise ConfigurationError(
-            f"{where}: {path!r} cannot be imported: {type(error).__name__}: {error}; write package.module:Class, and "
-            "install the package or put it on PYTHONPATH, in the driver and where verl's trainer runs"
+            f"{where}: the step {path!r} cannot be imported ({type(error).__name__}: {error}). Use the form "
+            "package.module:Class. Install the package, or add its folder to PYTHONPATH, on the machine that starts "
+            "verl and on the node where verl's trainer runs."
         ) from error
     if not (isinstance(kind, type) and issubclass(kind, Step) and isinstance(getattr(kind, "name", None), str)):
         raise ConfigurationError(
-            f"{where}: {path!r} is not a step: write a frozen dataclass that inherits verl_ext.Step, with a "
-            "string `name` and `apply(self, values, batch)`"
+            f"{where}: {path!r} is not a step. Use a frozen dataclass that inherits from verl_ext.Step, with a string "
+            "`name` and a method `apply(self, values, batch)`."
         )
     if kind.name in STEPS:
-        raise ConfigurationError(f"{where}: verl_ext has a step {kind.name!r} already: rename {path!r}")
+        remedy = f"Use {kind.name!r} instead" if STEPS[kind.name] is kind else "Set another `name` in the class"
+        raise ConfigurationError(f"{where}: {path!r} has the name of the built-in step {kind.name!r}. {remedy}.")
     return kind
 
 
 def check_order(chosen: Sequence[Step], where: str) -> None:
-    """Raise unless there is one sum, and each step makes sense after those before it."""
+    """Raise unless the list has exactly one sum, and the order of the steps follows their rules."""
     sums = [index for index, step in enumerate(chosen) if step.sums]
     if len(sums) != 1:
+        remedy = "Remove all but one of them." if sums else "Add weighted_sum."
         raise ConfigurationError(
-            f"{where} must have one step that sums, such as weighted_sum, found {len(sums)}: put it first to work on "
-            "the total, or later to apply steps to each reward before"
+            f"{where} must have exactly one step that sums the rewards, such as weighted_sum, found {len(sums)}. "
+            f"{remedy} Steps before the sum process each reward separately, and steps after the sum process the sum."
         )
     for index, step in enumerate(chosen):
-        place, before = f"{where}[{index}]: {step.name}", _words(chosen[:index])
-        alike = _words(chosen[sums[0] if index > sums[0] else 0 : index])
+        place = f"{where}[{index}]: {step.name}"
+        before = chosen[:index]
+        alike = chosen[sums[0] if index > sums[0] else 0 : index]
         for needed, reason in step.after.items():
-            if needed not in before:
-                raise ConfigurationError(f"{place} must come after {needed}, because {reason}")
-        for rules, words in ((step.not_after, before), (step.undoes, alike)):
-            for wrong, reason in rules.items():
-                if wrong in words:
-                    raise ConfigurationError(f"{place} must not come after {wrong}, because {reason}")
+            if needed not in _words(before):
+                raise ConfigurationError(
+                    f"{place} must come after {needed}, because {reason}. Put {_as_name(needed)} before {step.name}."
+                )
+        for wrong, reason in step.not_after.items():
+            if wrong in _words(before):
+                remedy = _move(step, wrong, before)
+                raise ConfigurationError(f"{place} must not come after {wrong}, because {reason}. {remedy}")
+        for wrong, reason in step.undoes.items():
+            if wrong in _words(alike):
+                shown, remedy = wrong, f"Remove {wrong} or {step.name}."
+                if wrong not in {earlier.name for earlier in alike}:
+                    shown, remedy = f"{wrong}=True", f"Set {wrong}=False, or remove {step.name}."
+                raise ConfigurationError(f"{place} must not come after {shown}, because {reason}. {remedy}")
+
+
+def _move(step: Step, wrong: str, before: Sequence[Step]) -> str:
+    """Return how to reorder a list in which `step` comes after the word `wrong`."""
+    place = next(index for index in range(len(before)) if wrong in _words(before[: index + 1]))
+    earlier = before[place]
+    if earlier.name == step.name:
+        return f"Remove one of the two {step.name} steps."
+    # The step keeps its place behind the steps that it needs.
+    needed = [_as_name(word) for word in step.after if word not in _words(before[:place])]
+    return f"Move {' and '.join([*needed, step.name])} before {earlier.name}, or remove {step.name}."
+
+
+def _as_name(word: str) -> str:
+    """Return the step that a word of `after` stands for."""
+    return steps.Center.name if word == COMPARED else word
 
 
 def _words(chosen: Sequence[Step]) -> set[str]:
-    """The words of `after`, `not_after` and `undoes` that hold for these steps.
+    """Return the words of `after`, `not_after` and `undoes` that hold for these steps.
 
-    They are the steps' names, `center` and `weighted_sum` for others that center and sum, COMPARED for those that
-    compare, and settings that are True.
+    The words are the names of the steps, `center` and `weighted_sum` for other steps that center and sum, COMPARED for
+    steps that compare, and the names of settings that are True.
     """
     names = {step.name for step in chosen}
     names |= {steps.Center.name for step in chosen if step.centers}
@@ -92,7 +123,7 @@ def _words(chosen: Sequence[Step]) -> set[str]:
 
 
 def as_list(chain: Chain) -> list[str | dict[str, Any]]:
-    """The list that describes a chain; settings at their defaults are left out.
+    """Return the list that describes a chain, without settings at their defaults.
 
     >>> as_list(Chain((steps.WeightedSum(), steps.Center(), steps.ScaleByMad(0.5))))
     ['weighted_sum', 'center', {'step': 'scale_by_mad', 'epsilon': 0.5}]
@@ -108,5 +139,5 @@ def as_list(chain: Chain) -> list[str | dict[str, Any]]:
 
 
 def step_settings(step: Step) -> dict[str, Any]:
-    """The settings of a step as plain data, without `weights`, which are `algorithm.rewards.weights`."""
+    """Return the settings of a step as plain data, without `weights`, which are `algorithm.rewards.weights`."""
     return {name: value for name, value in dataclasses.asdict(step).items() if name != "weights"}

@@ -1,6 +1,7 @@
-"""Steps that look at several rewards at once: weights and divisors that they share, and a sum that is a soft minimum.
+"""Steps that combine information across rewards: weights, common divisors, and a soft minimum.
 
-Values are `[N, K]`; NaN means "not scored" and passes through every step. By turn a group has the rows of one turn.
+Values are `[N, K]`. NaN means "not scored" and passes through every step. With per-turn rewards a group consists of the
+rows of one turn.
 """
 
 from dataclasses import dataclass
@@ -15,28 +16,33 @@ from verl_ext.core.metrics import metric_name
 from verl_ext.core.steps import _GROUP_FACTORS
 from verl_ext.core.typed import bounded
 
-_OF_EACH: Order = {"weighted_sum": "it compares the rewards of a response"}
+_OF_EACH: Order = {"weighted_sum": "it needs the separate rewards of a response"}
 
 
 @dataclass(frozen=True)
 class WeightByDensity(Step):
-    """`w_k x_k`, `w_k = min(5, sqrt(max_l p_l / p_k))`, p_k the share of groups in which reward k varies (DARA).
+    """Give rewards that vary in few groups more weight: `w_k x_k`, `w_k = min(5, sqrt(max_l p_l / p_k))` (DARA).
 
-    A reward that varies in few groups counts more; `w_k = 1` for one that varies in none. `of=positive` weighs only
-    what is above 0, and the mean of a group is then no longer 0. A group of one counts as one that does not vary.
-    `weight/<reward>` is w_k; it is multiplied with the weight of `algorithm.rewards.weights`, which p_k does not know.
+    `p_k` is the fraction of groups in which reward k has nonzero variance. `of=positive` weights only values above 0,
+    so that the mean of a group is no longer 0. The metric `weight/<reward>` is w_k. The weight of
+    `algorithm.rewards.weights` multiplies w_k and does not affect p_k.
 
-    >>> batch = Batch.of([[1.0, 1.0], [-1.0, -1.0], [1.0, 0.0], [-1.0, 0.0]], list("ggHH"), keys=("right", "form"))
+    Edge cases: `w_k = 1` for a reward with zero variance in every group. A group of one response has zero variance.
+
+    >>> batch = Batch.of([[1.0, 1.0], [-1.0, -1.0], [1.0, 0.0], [-1.0, 0.0]], list("ggHH"), keys=("correct", "format"))
     >>> found = WeightByDensity(of="positive").transform(batch.returns, batch, None)
     >>> found.values.round(3).tolist(), {name: round(w, 3) for name, w in found.metrics.items()}
-    ([[1.0, 1.414], [-1.0, -1.0], [1.0, 0.0], [-1.0, 0.0]], {'weight/right': 1.0, 'weight/form': 1.414})
+    ([[1.0, 1.414], [-1.0, -1.0], [1.0, 0.0], [-1.0, 0.0]], {'weight/correct': 1.0, 'weight/format': 1.414})
     """
 
     name: ClassVar[str] = "weight_by_density"
-    not_with_rubrics: ClassVar[str] = "its density would go by a criterion's place in the list"
-    after: ClassVar[Order] = {COMPARED: "only compared values say which responses are better than others"}
+    not_with_rubrics: ClassVar[str] = (
+        "it would compute one weight for criteria of different prompts that share a place in the list"
+    )
+    after: ClassVar[Order] = {COMPARED: "the signs of the rewards have a meaning only relative to the group"}
     not_after: ClassVar[Order] = _OF_EACH
     of: Literal["both", "positive"] = "both"
+    """Values to weight: `both` weights all values, `positive` only values above 0."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         varying = batch.groups.varies(values).sum(axis=0)
@@ -49,12 +55,14 @@ class WeightByDensity(Step):
 
 @dataclass(frozen=True)
 class ScaleByCommonStd(Step):
-    """`x_k / sum_l w_l std_g(x_l)` of centered values, std with n, one divisor for all rewards (DVAO).
+    """Divide centered rewards by one divisor per group: `x_k / sum_l |w_l| std_g(x_l)`, std with n (DVAO).
 
-    w_l is the size of the weight of reward l: a negative weight is a positive one of the negative reward. A reward that
-    does not vary, or is not scored, adds 0 to the divisor. All of a group is 0 where the divisor is at most 1e-8.
+    The divisor uses `|w_l|`, because a negative weight is equivalent to a positive weight on the negated reward.
 
-    >>> batch = Batch.of([[3.0, 1.0], [-3.0, 1.0], [0.0, -2.0], [0.0, 0.0]], list("gggg"), keys=("right", "form"))
+    Edge cases: a reward with zero variance, or one that is not scored, adds 0 to the divisor. A group is exactly 0 if
+    the divisor is at most 1e-8.
+
+    >>> batch = Batch.of([[3.0, 1.0], [-3.0, 1.0], [0.0, -2.0], [0.0, 0.0]], list("gggg"), keys=("correct", "format"))
     >>> ScaleByCommonStd(weights=(1.0, 0.5)).apply(batch.returns, batch).round(3).tolist()
     [[1.097, 0.366], [-1.097, 0.366], [0.0, -0.732], [0.0, 0.0]]
     """
@@ -63,7 +71,7 @@ class ScaleByCommonStd(Step):
     divides_by_std: ClassVar[bool] = True
     after: ClassVar[Order] = {"center": "it divides values that are centered in their group"}
     not_after: ClassVar[Order] = {**_GROUP_FACTORS, **_OF_EACH}
-    undoes: ClassVar[Order] = {"leave_one_out": "dividing afterwards undoes it"}
+    undoes: ClassVar[Order] = {"leave_one_out": "a division within the group cancels the factor n / (n - 1)"}
     weights: tuple[float, ...] | None = None
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -75,20 +83,22 @@ class ScaleByCommonStd(Step):
 
 @dataclass(frozen=True)
 class ScaleByCorrelation(Step):
-    """`x_k / sqrt(sum_lm rho_lm + epsilon)`, rho the correlations of the centered `w_l x_l` in the group (CorrGRPO).
+    """Divide centered rewards by their summed correlations: `x_k / sqrt(sum_lm rho_lm + epsilon)` (CorrGRPO).
 
-    The sum is over all pairs, also `l = m`, where rho is 1. A reward that does not vary or has weight 0 adds nothing,
-    one with a negative weight has the opposite sign. Where a response lacks a score, it adds nothing to rho. Rewards
-    that pull against each other make the divisor small, at least `sqrt(epsilon)`.
+    `rho_lm` is the correlation of `w_l x_l` and `w_m x_m` in the group. The sum is over all pairs, including `l = m`,
+    where rho is 1. A negative weight changes the sign of a reward's correlations.
 
-    >>> batch = Batch.of([[3.0, 0.5], [-3.0, -0.5], [0.0, 0.0]], list("ggg"), keys=("right", "form"))
+    Edge cases: a reward with zero variance or with weight 0 adds nothing to the sum. A response without a score adds
+    nothing to rho. If rewards oppose each other, the divisor is small, but at least `sqrt(epsilon)`.
+
+    >>> batch = Batch.of([[3.0, 0.5], [-3.0, -0.5], [0.0, 0.0]], list("ggg"), keys=("correct", "format"))
     >>> ScaleByCorrelation().apply(batch.returns, batch).round(3).tolist()  # rho is 1, the divisor 2
     [[1.5, 0.25], [-1.5, -0.25], [0.0, 0.0]]
     """
 
     name: ClassVar[str] = "scale_by_correlation"
     divides_by_std: ClassVar[bool] = True
-    after: ClassVar[Order] = {"center": "the correlations are those of values that are centered in their group"}
+    after: ClassVar[Order] = {"center": "it correlates values that are centered in their group"}
     not_after: ClassVar[Order] = _OF_EACH
     weights: tuple[float, ...] | None = None
     epsilon: float = bounded(1e-6, above=0.0)
@@ -104,12 +114,15 @@ class ScaleByCorrelation(Step):
 
 @dataclass(frozen=True)
 class SoftMin(Step):
-    """`-(1/k) ln(mean_j exp(-k x_j))` over the rewards of a response: between their mean and the least (RVPO).
+    """Combine the rewards of a response by a soft minimum: `-(1/k) ln(mean_j exp(-k x_j))` (RVPO).
 
-    A large k gives the least, a small one the mean. A reward that is not scored is left out; one that does not vary in
-    its group takes part with 0. A response without a scored reward is not scored. `algorithm.rewards.weights` have no
-    effect. The mean of a group is not 0: where rewards differ, the sum is below their mean. Of a reward by item each
-    criterion takes part; one with a negative weight counts as its opposite, and the mean is that of the weights' sizes.
+    The result lies between the minimum of the rewards (large k) and their mean (small k). `algorithm.rewards.weights`
+    have no effect. The mean of a group is not 0, because the soft minimum is below the mean where rewards differ. Each
+    criterion of a rubric is included: a criterion with a negative weight is negated, and `mean_j` is weighted by the
+    absolute values of the weights.
+
+    Edge cases: a reward that is not scored is excluded. A reward with zero variance in its group is included as 0. A
+    response without a scored reward is not scored.
 
     >>> batch = Batch.of([[1.0, 1.0, 0.0], [1.0, -1.0, np.nan], [1.0, np.nan, np.nan]], list("ggg"), keys=tuple("abc"))
     >>> SoftMin().apply(batch.returns, batch)[:, 0].round(3).tolist()
@@ -119,7 +132,7 @@ class SoftMin(Step):
     name: ClassVar[str] = "soft_min"
     sums: ClassVar[bool] = True
     k: float = bounded(1.0, above=0.0)
-    """Large: the least of the rewards; small: their mean."""
+    """Sharpness of the soft minimum: the minimum of the rewards for large values, their mean for small values."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         factors = np.broadcast_to(batch.weighed(None), values.shape)

@@ -11,17 +11,17 @@ from verl_ext.core.groups import Array, Groups, divide
 Metrics = dict[str, float]
 
 TURNS = 8
-"""The first turns, whose rewards have metrics of their own."""
+"""Number of turns, from the first, with separate metrics of per-turn rewards."""
 
-# verl aggregates a metric over the updates of one step by looking for these words anywhere in its name, and for `lr` at
-# its end, so a reward called `format_minimal` would be logged by its minimum: the first letter is written as a code.
+# verl derives the aggregation of a metric over the updates of one step from these words anywhere in its name, and from
+# `lr` at its end. A reward called `format_minimal` would be logged as a minimum, so its first letter is escaped.
 _MISREAD = r"(?=max|min|mean|avg|average|sum|total|timing_s|timing_per_token|lr\Z)."
-# Loggers change other characters, and a name of dots would be a folder. The last part keeps two names from one code.
+# Loggers change other characters, and a name of dots would be a folder. The last alternative keeps codes unique.
 _CODED = re.compile(rf"[^\w.-]|{_MISREAD}|\A\.(?=\.*\Z)|_(?=x[0-9a-f])", re.IGNORECASE)
 
 
 def metric_name(key: str) -> str:
-    """Make the name of a reward safe for the name of a metric; no two rewards get the same.
+    """Escape the name of a reward for use in the name of a metric. Different rewards get different names.
 
     >>> metric_name("format"), metric_name("正确"), metric_name("a/b c"), metric_name("minimal")
     ('format', '正确', 'a_x2f_b_x20_c', '_x6d_inimal')
@@ -73,7 +73,7 @@ def reward_metrics(batch: Batch) -> Metrics:
 
 
 def turn_metrics(batch: Batch) -> Metrics:
-    """Turns of a response on average, and the share of turns that no other response to the prompt has reached.
+    """Return the mean number of turns, and the fraction of turns that no other response to the prompt has reached.
 
     >>> from verl_ext.core.turns import Turns
     >>> batch = Batch.of([[1.0]] * 3, ["a"] * 3, turns=Turns.of_counts([2, 1]))
@@ -88,18 +88,19 @@ def turn_metrics(batch: Batch) -> Metrics:
 
 
 def advantage_metrics(advantages: Array) -> Metrics:
-    """Mean, std, min and max over trajectories, and the share of exact zeros, which give no gradient."""
+    """Return mean, std, min and max over trajectories, and the fraction of exact zeros, which give no gradient."""
     if not len(advantages):
         return {}
     return _moments("advantage", advantages) | {"advantage/zero_fraction": float((advantages == 0).mean())}
 
 
 def reward_shares(groups: Groups, parts: Array, total: Array, advantages: Array) -> Array:
-    """`[K]` the share of each reward in the advantages: `cov(c_k, S) / var(S)` in a group, averaged over the groups.
+    """Return `[K]` each reward's contribution to the advantages: the mean of `cov(c_k, S) / var(S)` over groups.
 
-    `S` is `total`, the sum of the rewards, and `c_k` a column of `parts`, what a reward adds to it. A group weighs as
-    much as its squared advantages add up to. A share is below 0, or above 1, where rewards oppose each other. What is
-    left to 1 is not from the rewards in `parts`. NaN if no group has advantages and an `S` that varies.
+    `S` is `total`, the sum of the rewards, and `c_k` is a column of `parts`, the contribution of a reward to the sum.
+    Each group is weighted by the sum of its squared advantages. A contribution is below 0 or above 1 if rewards oppose
+    each other. The difference to 1 comes from other terms than the rewards in `parts`. The result is NaN if no group
+    has both nonzero advantages and an `S` with nonzero variance.
 
     >>> parts = np.array([[3.0, 0.0], [-3.0, 1.0]])
     >>> reward_shares(Groups.of("gg"), parts, parts.sum(axis=1), np.array([1.0, -1.0]))
@@ -119,7 +120,10 @@ def reward_shares(groups: Groups, parts: Array, total: Array, advantages: Array)
 def share_metrics(
     keys: Sequence[str], groups: Groups, parts: Array, total: Array, advantages: Array, *, rest: bool
 ) -> Metrics:
-    """The shares of `reward_shares` by reward; with `rest`, what is left to 1. One reward without it has all."""
+    """Return the contributions of `reward_shares` by reward, and with `rest` the difference of their sum to 1.
+
+    A single reward without a rest is not reported, because its contribution is always 1.
+    """
     shares = reward_shares(groups, parts, total, advantages)
     if np.isnan(shares).any() or (len(keys) == 1 and not rest):
         return {}

@@ -1,4 +1,4 @@
-"""Map the rows of a batch to trajectories and back: skip padding, count the outputs of one session once."""
+"""Map the rows of a batch to trajectories and back: skip padding, and count the outputs of a session once."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class Rows:
     owner: Index
     """`[B]` the trajectory of each row, -1 for padding."""
     order: Index
-    """The rows that are no padding: trajectory by trajectory, its outputs as they were written."""
+    """The rows without padding, sorted by trajectory and, within a trajectory, in the order of generation."""
 
     @property
     def one_to_one(self) -> bool:
-        """Whether every row is its own trajectory; they are then in the order of the rows."""
+        """Whether every row is its own trajectory. The trajectories are then in the order of the rows."""
         return len(self.scored) == len(self.owner)
 
     @property
     def outputs(self) -> Array:
-        """`[N]` rows of each trajectory."""
+        """`[N]` the number of rows of each trajectory."""
         return self.total(np.ones(len(self.owner)))
 
     @classmethod
     def of_groups(cls, groups: Groups, mask: torch.Tensor) -> Rows:
-        """One trajectory per row of `groups`, which are the rows by uid.
+        """Make one trajectory per row of `groups`, which are the rows by uid.
 
-        Padding, with which verl fills up a batch, is left out: its uid begins with `pad`, and its mask is empty.
+        The padding that verl adds to fill a batch is excluded: its uid begins with `pad`, and its mask is empty.
         """
         named = [str(uid).startswith("pad") for uid in groups.labels]
         padding = groups.broadcast(np.array(named, dtype=bool))
@@ -52,15 +52,15 @@ class Rows:
 
     @classmethod
     def of_padding(cls, padding: Bools) -> Rows:
-        """One trajectory per row, except padding."""
+        """Make one trajectory per row, except for padding."""
         rows = np.flatnonzero(~padding)
         return cls(rows, np.where(padding, -1, np.cumsum(~padding) - 1), rows)
 
     @classmethod
     def of_sessions(cls, keys: Sequence[str], padding: Bools) -> Rows:
-        """One trajectory per session; the rows are named `{uid}_{session}_{index}`.
+        """Make one trajectory per session. The rows are named `{uid}_{session}_{index}`.
 
-        The last output of a session carries the reward; the others share its advantage.
+        The last output of a session carries the reward. All outputs of the session get the same advantage.
         """
         if all(key.endswith("_0") for key in keys):  # one output per session
             return cls.of_padding(padding)
@@ -69,7 +69,10 @@ class Rows:
         for row in np.flatnonzero(~padding).tolist():
             session, _, index = keys[row].rpartition("_")
             if not index.isdecimal():
-                raise DataError(f"row {row} is named {keys[row]!r}, expected '<uid>_<session>_<number of the output>'")
+                raise DataError(
+                    f"The row {row} is named {keys[row]!r}, expected '<uid>_<session>_<number of the output>'. Use "
+                    "verl's naming scheme in the trainer that writes the rows."
+                )
             outputs.append((numbers.setdefault(session, len(numbers)), int(index), row))
         owners, _, order = np.array(sorted(outputs), dtype=np.intp).reshape(-1, 3).T
         owner = np.full(len(keys), -1, dtype=np.intp)
@@ -95,7 +98,7 @@ class Rows:
 
 
 def uids_of(keys: Sequence[str]) -> list[str]:
-    """The uid of each row, from its name `{uid}_{session}_{index}`.
+    """Return the uid of each row, from its name `{uid}_{session}_{index}`.
 
     >>> uids_of(["p_1_0_0"])
     ['p_1']
@@ -104,15 +107,15 @@ def uids_of(keys: Sequence[str]) -> list[str]:
 
 
 def float_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The mask as floats, in new memory: verl's masks are int64, which torch multiplies by floats very slowly."""
+    """Return the mask as floats in new memory. torch is very slow at multiplying verl's int64 masks by floats."""
     return mask.to(dtype if dtype.is_floating_point else torch.float32, copy=True).detach()
 
 
 def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
-    """`[B]` sum of token-level scores over the whole response.
+    """Return `[B]` the sum of the token-level scores over the whole response.
 
-    Finite values outside the mask count: a multi-turn response may have its score on a token that is not trained on.
-    Values outside the mask that are not finite are ignored.
+    Finite values outside the mask count, because a multi-turn response may have its score on a token that is not
+    trained on. Values outside the mask that are not finite are ignored.
     """
     token_level = token_level.detach()
     total = row_sums(token_level)
@@ -128,26 +131,26 @@ def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
 
 
 def dense(values: torch.Tensor) -> torch.Tensor:
-    """A field with one value per token, nested or padded, padded with 0."""
+    """Return a field with one value per token, nested or padded, as a tensor padded with 0."""
     return values.to_padded_tensor(0) if values.is_nested else values
 
 
 def row_sums(values: torch.Tensor) -> Array:
-    """`[B]` sum of each row; of a mask of floats, the number of its tokens."""
+    """Return `[B]` the sum of each row, which for a float mask is the number of tokens."""
     narrow = values.dtype.itemsize < 4  # bfloat16 is exact only up to 256
     return values.sum(dim=-1, dtype=torch.float32 if narrow else None).cpu().numpy().astype(np.float64)
 
 
 def broadcast(values: Array, mask: torch.Tensor, counts: Index | None = None) -> torch.Tensor:
-    """Write each row's value over a mask of floats `[B, L]`, in place: the value inside the mask, exactly 0 outside.
+    """Write each row's value over a float mask `[B, L]`, in place: the value inside the mask, exactly 0 outside.
 
-    With `counts` each value is that of a span of so many tokens, row after row.
+    With `counts` each value belongs to a span of that many tokens, row after row.
     """
     kind = mask.dtype
     if (np.abs(values) > torch.finfo(kind).max).any():
         raise DataError(
-            f"an advantage of {values[np.abs(values).argmax()]:g} does not fit {kind}: scale the rewards down, for "
-            "example with algorithm.rewards.weights"
+            f"An advantage of {values[np.abs(values).argmax()]:g} is too large for {kind}. Set smaller "
+            "algorithm.rewards.weights, or return smaller rewards."
         )
     narrow = values if kind == torch.float64 else values.astype(np.float32)
     column = narrow[:, None] if counts is None else narrow.repeat(counts).reshape(mask.shape)

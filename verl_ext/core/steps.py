@@ -1,6 +1,6 @@
-"""Steps on each reward and within groups, and the sum; `totals` has those after it.
+"""Steps on each reward and within groups, and the weighted sum. Steps after the sum are in `totals`.
 
-Values are `[N, K]`; NaN means "not scored" and passes through every step.
+Values are `[N, K]`. NaN means "not scored" and passes through every step.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import COMPARED, Order, Step, StepResult
-from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, divide
+from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, divide, label_text
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.typed import bounded
 from verl_ext.errors import ConfigurationError, DataError, listed
 
-# What divisions within a group must not come after. A step that multiplies whole groups belongs here: dividing by the
-# group's own mean or spread cancels its factor, in the rewards and in their sum.
+# Steps that multiply whole groups by a factor. A division within the group must not follow them, because dividing by
+# the group's own mean or standard deviation cancels the factor, in the rewards and in their sum.
 _GROUP_FACTORS: Order = dict.fromkeys(
     (
         "balance",
@@ -28,11 +28,11 @@ _GROUP_FACTORS: Order = dict.fromkeys(
         "weight_by_history",
         "whiten",
     ),
-    "dividing within the group afterwards undoes it",
+    "a division within the group cancels the factor of each group",
 )
-# What they undo unless a sum stands between. A step, or a setting that is True, that scales each reward belongs here:
-# dividing their sum keeps how they compare. A step that adds, clips or compares, such as `length_penalty`, is in
-# neither.
+# Steps, or boolean settings, that scale each reward. A division within the group cancels that scale unless the sum
+# comes in between: dividing the sum keeps the ratio of the rewards. A step that adds, clips or compares, such as
+# `length_penalty`, is in neither list.
 _REWARD_FACTORS: Order = dict.fromkeys(
     (
         "divide_by_mean",
@@ -43,34 +43,36 @@ _REWARD_FACTORS: Order = dict.fromkeys(
         "weight_by_density",
         "weight_by_variation",
     ),
-    "dividing afterwards undoes it",
+    "a division within the group cancels the earlier scaling of each reward",
 )
 
 
 UNITS = 4.0
-"""Units in the last place of float32 that the rounding of a reward is taken to explain."""
+"""Differences of up to so many units in the last place of float32 are attributed to the rounding of rewards."""
 
 
 @dataclass(frozen=True)
 class DivideByMean(Step):
-    """`x / (mean_g(x) + epsilon)` of rewards of at least 0, before they are centered (MaxRL).
+    """Divide by the group mean, before centering: `x / (mean_g(x) + epsilon)` (MaxRL).
 
-    All of a group is 0 if its mean is 0 or its values do not vary.
+    Edge cases: a negative reward is an error. A group is exactly 0 if its mean or its variance is 0.
     """
 
     name: ClassVar[str] = "divide_by_mean"
     not_after: ClassVar[Order] = _GROUP_FACTORS
     undoes: ClassVar[Order] = _REWARD_FACTORS
     epsilon: float = bounded(1e-6, above=0.0)
-    """Added to the mean."""
+    """Constant added to the group mean."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         if (negative := values < -TOLERANCE).any():
             row, column = np.argwhere(negative)[0]
+            label = batch.prompts.labels[batch.prompts.ids[row]]
             raise DataError(
-                f"{self.name} (maxrl) needs rewards of at least 0, found {values[row, column]:g} for uid "
-                f"{batch.prompts.labels[batch.prompts.ids[row]]!r}: map them in the reward function, for example from "
-                "[-1, 1] to [0, 1], use no negative weight, and center afterwards"
+                f"{self.name} (maxrl) needs rewards of at least 0, found {values[row, column]:g} for "
+                f"{label_text(label)}. Return nonnegative rewards, for example by mapping [-1, 1] to [0, 1]. Use no "
+                "negative weight, and center afterwards.",
+                label=label,
             )
         mean, varies = batch.groups.variation(values)
         scale: Array = np.divide(1.0, mean + self.epsilon, out=np.zeros(mean.shape), where=varies & (mean > 0))
@@ -79,17 +81,26 @@ class DivideByMean(Step):
 
 @dataclass(frozen=True)
 class DivideByBatchStd(Step):
-    """`x / (std(x) + epsilon)` before centering, std with n - 1 over the whole batch (Lite PPO).
+    """Divide by the standard deviation over the batch, before centering: `x / (std(x) + epsilon)` (Lite PPO).
 
-    A reward whose std is at most `1e-6 max(1, |mean|)` is not divided. By turn each response counts once: each of its T
-    turns has weight 1 / T.
+    The standard deviation is the one with n - 1. With per-turn rewards each response counts once: each of its T turns
+    has weight 1 / T.
+
+    Edge case: a reward whose standard deviation is at most `1e-6 max(1, |mean|)` is not divided.
     """
 
     name: ClassVar[str] = "divide_by_batch_std"
     divides_by_std: ClassVar[bool] = True
-    not_after: ClassVar[Order] = {COMPARED: "it takes rewards as they are", "balance": "it undoes that factor"}
-    undoes: ClassVar[Order] = {"weight_by_variation": "dividing by the batch's std undoes it"}
-    not_with_rubrics: ClassVar[str] = "it would divide by the std of a criterion's place in the list"
+    not_after: ClassVar[Order] = {
+        COMPARED: "it needs rewards that are not centered",
+        "balance": "dividing by the batch's standard deviation cancels the factor of balance",
+    }
+    undoes: ClassVar[Order] = {
+        "weight_by_variation": "dividing by the batch's standard deviation cancels the weights",
+    }
+    not_with_rubrics: ClassVar[str] = (
+        "it would take the standard deviation over criteria of different prompts that share a place in the list"
+    )
     epsilon: float = bounded(0.0, low=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -102,10 +113,13 @@ class DivideByBatchStd(Step):
 
 @dataclass(frozen=True)
 class Center(Step):
-    """`x - mean_g(x)`, in a chain exactly 0 in a group without variance and in a group of one.
+    """Subtract the group mean as the baseline: `x - mean_g(x)`.
 
-    A group whose range is at most `1e-6 max(1, |mean|)` has no variance. With `leave_one_out` the mean is that of the
-    other responses: `n / (n - 1) (x - mean_g(x))`, with n scored responses in the group (RLOO).
+    With `leave_one_out` the baseline is the mean of the other responses: `n / (n - 1) (x - mean_g(x))`, with n scored
+    responses in the group (RLOO).
+
+    Edge cases: in a chain, a zero-variance group and a group of one response are exactly 0. A group has zero variance
+    if its range is at most `1e-6 max(1, |mean|)`.
     """
 
     name: ClassVar[str] = "center"
@@ -123,7 +137,10 @@ class Center(Step):
 
 @dataclass(frozen=True)
 class ScaleByStd(Step):
-    """`x / (std_g(x) + epsilon)` of centered values, std with n - 1; 0 where the divisor is 0."""
+    """Divide centered values by the group's standard deviation: `x / (std_g(x) + epsilon)`, std with n - 1.
+
+    Edge case: the result is 0 where the divisor is 0.
+    """
 
     name: ClassVar[str] = "scale_by_std"
     divides_by_std: ClassVar[bool] = True
@@ -131,7 +148,7 @@ class ScaleByStd(Step):
     not_after: ClassVar[Order] = _GROUP_FACTORS
     undoes: ClassVar[Order] = _REWARD_FACTORS
     epsilon: float = bounded(0.0, low=0.0)
-    """With more than 0, rewards of different scale that should cancel leave a rest."""
+    """Constant added to the divisor. With a nonzero value, rewards of different scale that cancel leave a residual."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         spread = batch.groups.std(values) + self.epsilon
@@ -141,7 +158,7 @@ class ScaleByStd(Step):
 
 @dataclass(frozen=True)
 class ScaleByMad(ScaleByStd):
-    """`n_g x / (sum_g |x| + epsilon)` of centered values: divided by the mean absolute deviation (DGPO, DGAE)."""
+    """Divide centered values by the group's mean absolute deviation: `n_g x / (sum_g |x| + epsilon)` (DGPO, DGAE)."""
 
     name: ClassVar[str] = "scale_by_mad"
 
@@ -153,23 +170,26 @@ class ScaleByMad(ScaleByStd):
 
 @dataclass(frozen=True)
 class DropConflicts(Step):
-    """Leave out the responses whose `w_k x_k` conflict; multiply the others by the share of their group that is kept.
+    """Drop responses whose rewards `w_k x_k` conflict, and scale the others by the fraction kept (GD2PO).
 
-    A response conflicts if one `w_k x_k` is positive and another negative; an `x_k` of at most 1e-6 in size is rounding
-    and has no sign. `conflict=hard` drops every such response, `conflict=snr` those with
-    `|sum_k w_k x_k| / (sum_k |w_k x_k| + 1e-8) < tau` (GD2PO). From here on a dropped response is not scored: whitening
-    leaves it out, and its advantage is 0. A reward that has weight 0 or is not scored has no part in a conflict.
-    `conflict_fraction` and `dropped_fraction` are shares of the scored responses.
+    The rewards of a response conflict if one `w_k x_k` is positive and another one negative. `conflict=hard` drops
+    every such response. `conflict=snr` drops those with `|sum_k w_k x_k| / (sum_k |w_k x_k| + 1e-8) < tau`. The
+    remaining responses of a group are multiplied by the fraction of the group that is kept. A dropped response counts
+    as not scored from here on: whitening excludes it, and its advantage is 0. The metrics `conflict_fraction` and
+    `dropped_fraction` are fractions of the scored responses.
+
+    Edge cases: an `x_k` with an absolute value of at most 1e-6 is treated as rounding and has no sign. A reward that
+    has weight 0 or is not scored is ignored.
     """
 
     name: ClassVar[str] = "drop_conflicts"
-    after: ClassVar[Order] = {COMPARED: "only compared values say which way a reward pulls"}
-    not_after: ClassVar[Order] = {"weighted_sum": "it compares the rewards of a response"}
-    not_with_rubrics: ClassVar[str] = "with many criteria most responses conflict, and it would drop them"
+    after: ClassVar[Order] = {COMPARED: "the signs of the rewards have a meaning only relative to the group"}
+    not_after: ClassVar[Order] = {"weighted_sum": "it compares the separate rewards of a response"}
+    not_with_rubrics: ClassVar[str] = "with many criteria most responses conflict and would be dropped"
     conflict: Literal["hard", "snr"] = "hard"
-    """Which responses are dropped: `hard`, every one that conflicts; `snr`, those whose rewards nearly cancel."""
+    """Responses to drop: `hard` drops every response with a conflict, `snr` only those whose rewards nearly cancel."""
     tau: float = bounded(0.2, low=0.0, high=1.0, only_with={"conflict": ("snr",)})
-    """The limit of `snr`; the authors train with 0.2, 0.5 and 0.8."""
+    """Threshold of `conflict=snr`: responses with a smaller ratio are dropped. The authors use 0.2, 0.5 and 0.8."""
     weights: tuple[float, ...] | None = None
     """One per component; default: 1 each."""
 
@@ -192,11 +212,14 @@ class DropConflicts(Step):
 
 @dataclass(frozen=True)
 class WeightByVariation(Step):
-    """`w_k x_k`, `w_k = K c_k / (sum_k c_k + 1e-8)`, `c_k = std(r_k - low_k) / (|mean(r_k - low_k)| + 1e-8)` (SAW).
+    """Weight each reward by its coefficient of variation in the batch: `w_k x_k`, `w_k = K c_k / sum_l c_l` (SAW).
 
-    Mean and std (n - 1) are those of the reward `r_k` over the scored responses of the batch, whatever steps came
-    before; by turn `r_k` is a response's whole return. `low_k` is the least value that reward k can have. A reward
-    that does not vary has weight 0. `weight/<reward>` is w_k.
+    `c_k = std(r_k - low_k) / (|mean(r_k - low_k)| + 1e-8)`, and 1e-8 is also added to the sum. `low_k` is the minimum
+    of reward k. Mean and standard deviation (n - 1) are computed from the rewards `r_k` of the scored responses of the
+    batch, independently of earlier steps. With per-turn rewards `r_k` is the whole return of a response. The metric
+    `weight/<reward>` is w_k.
+
+    Edge case: a reward with zero variance has weight 0.
 
     >>> batch = Batch.of([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0]], ["g"] * 3, keys=("correctness", "format"))
     >>> step = WeightByVariation(min_values=(-3.0, 0.0))
@@ -205,10 +228,14 @@ class WeightByVariation(Step):
     """
 
     name: ClassVar[str] = "weight_by_variation"
-    not_after: ClassVar[Order] = {"weighted_sum": "it weighs each reward, and would weigh the KL term"}
-    not_with_rubrics: ClassVar[str] = "its weights would go by a criterion's place in the list"
+    not_after: ClassVar[Order] = {
+        "weighted_sum": "it weights each reward separately, and the sum may include the KL term",
+    }
+    not_with_rubrics: ClassVar[str] = (
+        "it would compute one weight for criteria of different prompts that share a place in the list"
+    )
     min_values: tuple[float, ...]
-    """The least value of each reward, in the order of `algorithm.rewards.keys`."""
+    """Minimum value of each reward, in the order of `algorithm.rewards.keys`."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         size, turns = len(batch.keys), batch.turns
@@ -223,8 +250,9 @@ class WeightByVariation(Step):
         if (below := rewards < -TOLERANCE * np.maximum(1.0, np.abs(min_values))).any():
             row, column = np.argwhere(below)[0]
             raise DataError(
-                f"reward {batch.keys[column]!r} is {rewards[row, column] + min_values[column]:g}, below {self.name}'s "
-                f"lowest value of {min_values[column]:g}: set min_values to the least value that each reward can have"
+                f"The reward {batch.keys[column]!r} is {rewards[row, column] + min_values[column]:g}, which is below "
+                f"its entry {min_values[column]:g} in min_values of {self.name}. Set min_values to the smallest value "
+                "that each reward can have."
             )
         everything = Groups.of([()] * len(rewards))
         mean, varies = everything.variation(rewards)
@@ -237,10 +265,10 @@ class WeightByVariation(Step):
 
 @dataclass(frozen=True)
 class WeightedSum(Step):
-    """`sum_k w_k x_k`, plus the KL part of the reward where the batch has one.
+    """Sum the weighted rewards, `sum_k w_k x_k`, and add the KL term of the reward if the batch has one.
 
-    A component that is not scored contributes 0. A row without a scored component is not scored. Where rewards cancel
-    (see `without_rounding`), the sum is exactly 0.
+    Edge cases: a component that is not scored contributes 0. A row without a scored component is not scored. If the
+    rewards of a group cancel (see `without_rounding`), the sum is exactly 0.
     """
 
     name: ClassVar[str] = "weighted_sum"
@@ -248,7 +276,7 @@ class WeightedSum(Step):
     weights: tuple[float, ...] | None = None
     """One per component; default: 1 each."""
     kl_where_varying: bool = False
-    """Leave the KL part out of groups whose sum does not vary."""
+    """Whether the KL term is added only in groups whose sum of rewards has nonzero variance."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         weights = batch.weighed(self.weights)
@@ -268,7 +296,7 @@ class WeightedSum(Step):
 
 
 def _rounding(values: Array, weights: Array, batch: Batch) -> Array:
-    """`[G]` the range that the rounding of rewards to float32 can give the sums of a group in which they cancel.
+    """Return `[G]` the largest range of sums that float32 rounding can produce in a group whose rewards cancel exactly.
 
     Per reward the bound is `UNITS` units in the last place of float32 at the group's largest absolute value, times the
     scale of the steps before the sum and the weight. The rounding to float32 moves a reward by at most half a unit, and
@@ -285,9 +313,10 @@ def _rounding(values: Array, weights: Array, batch: Batch) -> Array:
 
 
 def without_rounding(values: Array, batch: Batch, rounding: Array | float = 0.0) -> tuple[Array, bool]:
-    """The values, and whether all groups are centered: groups without variance then get exactly 0.
+    """Return the values, and whether all groups are centered. If they are, zero-variance groups are set to exactly 0.
 
-    They are if the mean of each is 0, to within 1e-6 of the largest value of the batch, or of 1.
+    The groups are centered if the absolute value of each group's mean is at most 1e-6 times the larger of 1 and the
+    largest absolute value of the batch.
     """
     mean, varies = batch.groups.variation(values, rounding)
     if (np.abs(mean) > TOLERANCE * np.fmax.reduce(np.abs(values), axis=None, initial=1.0)).any():
@@ -296,7 +325,9 @@ def without_rounding(values: Array, batch: Batch, rounding: Array | float = 0.0)
 
 
 def single(values: Array) -> Array:
-    """`[N]` the single value of each trajectory."""
+    """Return `[N]` the single value of each row."""
     if values.shape[1] != 1:
-        raise ConfigurationError(f"this step takes one value per row, found {values.shape[1]}: put weighted_sum first")
+        raise ConfigurationError(
+            f"This step takes one value per row, found {values.shape[1]}. Put weighted_sum before this step."
+        )
     return values[:, 0]

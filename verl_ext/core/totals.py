@@ -1,4 +1,4 @@
-"""Steps after the sum: they compare groups, or look at the whole batch. Values are `[N, 1]`, NaN "not scored"."""
+"""Steps after the sum, which compare groups or use the whole batch. Values are `[N, 1]`, and NaN is "not scored"."""
 
 import dataclasses
 import math
@@ -18,14 +18,16 @@ from verl_ext.core.typed import bounded
 
 @dataclass(frozen=True)
 class LengthPenalty(Step):
-    """`x - weight (len - shortest) / (longest - shortest)` for the right responses to a prompt, before centering.
+    """Penalize length among correct responses: `x - weight (len - shortest) / (longest - shortest)`.
 
-    `len` is a response's number of tokens in the loss; shortest and longest are those of the prompt's right responses,
-    whose accuracy is above `above`. Wrong responses keep their value; so do the right ones of a prompt if there is one,
-    or if all have one length. One that is not scored, or has no token in the loss, has no part. By turn a response
-    earns the difference at its last turn, so that it is part of the returns of its earlier turns.
+    `len` is the response's number of tokens in the loss. `shortest` and `longest` are taken over the prompt's correct
+    responses, whose accuracy is above `above`. Incorrect responses keep their value. With per-turn rewards a response
+    receives the penalty at its last turn, so that the returns of its earlier turns include the penalty.
 
-    Kimi k1.5 (2501.12599, 2.3.3) has another form, in which wrong responses lose as well.
+    Edge cases: if a prompt has one correct response, or if all correct responses have the same length, they keep their
+    value. A response that is not scored, or has no token in the loss, is ignored.
+
+    Kimi k1.5 (2501.12599, 2.3.3) uses a different formula, which penalizes incorrect responses as well.
 
     >>> batch = Batch.of([[1.0], [1.0], [1.0], [0.0]], ["g"] * 4, lengths=[2, 4, 6, 9], accuracy=[1, 1, 1, 0])
     >>> LengthPenalty(weight=0.5).apply(batch.returns, batch)[:, 0]
@@ -34,40 +36,49 @@ class LengthPenalty(Step):
 
     name: ClassVar[str] = "length_penalty"
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = {"weighted_sum": "it lowers the sum"}
-    not_after: ClassVar[Order] = {COMPARED: "values that it lowers must be compared afterwards"}
+    after: ClassVar[Order] = {"weighted_sum": "the penalty is subtracted from the sum"}
+    not_after: ClassVar[Order] = {COMPARED: "penalized values must be compared afterwards"}
     weight: float = bounded(dataclasses.MISSING, above=0.0)
+    """Penalty of the longest correct response to a prompt."""
     above: float = bounded(0.5, low=0.0, high=1.0)
+    """Accuracy above which a response counts as correct."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         turns, prompts = batch.turns, batch.prompts
         tokens = np.bincount(turns.response, batch.lengths)[turns.response]
-        right = batch.accuracy_for(self.name) > self.above + TOLERANCE
-        length = np.where(right & (tokens > 0) & ~np.isnan(single(values)), tokens, np.nan)
+        correct = batch.accuracy_for(self.name) > self.above + TOLERANCE
+        length = np.where(correct & (tokens > 0) & ~np.isnan(single(values)), tokens, np.nan)
         shortest = np.fmin.reduceat(length[prompts.order], prompts.starts)
         longest = np.fmax.reduceat(length[prompts.order], prompts.starts)
-        lost = divide(length - prompts.broadcast(shortest), prompts.broadcast(longest - shortest))
-        earned = -self.weight * np.nan_to_num(lost)
-        return values + Turns(turns.number, (0,), turns.discount).returns(earned[:, None])
+        excess = divide(length - prompts.broadcast(shortest), prompts.broadcast(longest - shortest))
+        penalty = -self.weight * np.nan_to_num(excess)
+        return values + Turns(turns.number, (0,), turns.discount).returns(penalty[:, None])
 
 
 @dataclass(frozen=True)
 class Whiten(Step):
-    """`(x - mean(x)) / (std(x) + epsilon)` over the whole batch, by sequences or by tokens.
+    """Whiten over the whole batch, by sequences or by tokens: `(x - mean(x)) / (std(x) + epsilon)`.
 
-    `over="sequence"`: over trajectories, std with n - 1; each of T turns counts 1 / T. `over="token"`: every trajectory
-    or turn counts once per token, and the divisor is `sqrt(var + 1e-8)`, as in verl's `masked_whiten`.
+    With `over="sequence"` every trajectory counts once, std with n - 1. If a trajectory has T turns, each turn counts
+    1 / T. With `over="token"` every trajectory or turn counts once per token, and the divisor is `sqrt(var + 1e-8)`, as
+    in verl's `masked_whiten`.
 
-    Where every group is centered (see `without_rounding`), nothing is subtracted over sequences: the mean is 0 up to
-    rounding, and groups without variance stay 0. By turn nothing ever is, because the mean would depend on the decision
-    to stop. Over tokens the mean shifts all values, as in verl.
+    With `over="sequence"` the mean is not subtracted if every group is centered (see `without_rounding`): the mean is
+    then 0 up to rounding, and zero-variance groups stay 0. With per-turn rewards the mean is never subtracted, because
+    it would depend on the decision to stop. With `over="token"` the mean is always subtracted, as in verl.
     """
 
     name: ClassVar[str] = "whiten"
-    not_after: ClassVar[Order] = {"balance": "dividing by the batch's std undoes its factor"}
-    undoes: ClassVar[Order] = {"divide_by_batch_std": "dividing by the batch's std again undoes it"}
+    not_after: ClassVar[Order] = {
+        "balance": "dividing by the batch's standard deviation cancels the factor of balance",
+    }
+    undoes: ClassVar[Order] = {
+        "divide_by_batch_std": "whitening divides by the batch's standard deviation again",
+    }
     over: Literal["sequence", "token"] = "sequence"
+    """Unit over which whitening averages: `sequence` (each response counts once) or `token`."""
     epsilon: float = bounded(1e-6, above=0.0, only_with={"over": ("sequence",)})
+    """Constant added to the divisor with `over=sequence`."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         values, centered = without_rounding(values, batch)
@@ -88,17 +99,21 @@ class Whiten(Step):
 
 @dataclass(frozen=True)
 class Balance(Step):
-    """`x * z`: compensates for the groups without variance in the mean of the loss (DGPO, 3.2).
+    """Multiply by `z` to compensate for zero-variance groups in the mean of the loss: `x * z` (DGPO, 3.2).
 
-    `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = B / B_valid`, rows of verl's batch, over
-    which the loss averages. A group is valid if its values vary, a row with several turns if one of them is in a valid
-    group; `z = 1` when none is. z is logged as `balance_z` (`zero_mask_ratio` in the authors' code and TRL);
-    `zero_variance_fraction` is the share of rows, trajectories or turns, that are not valid.
+    With `over="token"`, `z = sum_all len / sum_valid len`. With `over="sequence"`, `z = B / B_valid`, counted in rows
+    of verl's batch, over which the loss averages. A group is valid if it has nonzero variance. A row with several turns
+    is valid if one of its turns is in a valid group. The metric `balance_z` is z (`zero_mask_ratio` in the authors'
+    code and TRL). The metric `zero_variance_fraction` is the fraction of rows (trajectories or turns) that are not
+    valid.
+
+    Edge case: `z = 1` if no group is valid.
     """
 
     name: ClassVar[str] = "balance"
-    not_after: ClassVar[Order] = {"balance": "its factor would count twice"}
+    not_after: ClassVar[Order] = {"balance": "the factor would be applied twice"}
     over: Literal["token", "sequence"] = "token"
+    """Unit over which the loss averages: `token` or `sequence`."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         live = batch.groups.broadcast(batch.groups.varies(single(values)))
@@ -114,17 +129,19 @@ class Balance(Step):
 
 @dataclass(frozen=True)
 class WeightByDifficulty(Step):
-    """`x * lambda_g`, `lambda = B_v softmax(-acc_g / T)` over the `B_v` valid prompts, 1 elsewhere (DGPO, DQW).
+    """Give hard prompts more weight: `x * lambda_g`, `lambda = B_v softmax(-acc_g / T)` (DGPO, DQW).
 
-    `acc_g` is the prompt's mean accuracy. A prompt is valid if its values vary, by turn those of one of its groups. One
-    that is valid with accuracy 0 varies only in another reward. It counts as accuracy 1, the least weight; so does one
-    without a scored accuracy.
+    `acc_g` is the prompt's mean accuracy. The softmax is over the `B_v` valid prompts; other prompts have weight 1. A
+    prompt is valid if its values have nonzero variance, or with per-turn rewards the values of one of its groups.
+
+    Edge cases: a valid prompt with accuracy 0 varies only in another reward. It gets the minimum weight, as if its
+    accuracy were 1. A prompt without a scored accuracy gets the minimum weight as well.
     """
 
     name: ClassVar[str] = "weight_by_difficulty"
     needs_accuracy: ClassVar[bool] = True
     dqw_temp: float = bounded(2.0, low=1e-6)
-    """Temperature T."""
+    """Temperature T of the softmax. A smaller value gives hard prompts more weight."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         varies = batch.groups.broadcast(batch.groups.varies(single(values)))
@@ -147,15 +164,15 @@ class WeightByDifficulty(Step):
 
 @dataclass(frozen=True)
 class WeightByFocal(Step):
-    """`x (1 - p_g)^gamma`, `p_g` the prompt's mean accuracy: easy prompts count less (F-GRPO).
+    """Give easy prompts less weight: `x (1 - p_g)^gamma`, with `p_g` the prompt's mean accuracy (F-GRPO).
 
-    A prompt without a scored accuracy keeps its values.
+    Edge case: a prompt without a scored accuracy keeps its values.
     """
 
     name: ClassVar[str] = "weight_by_focal"
     needs_accuracy: ClassVar[bool] = True
     gamma: float = bounded(1.0, low=0.0)
-    """How much easy prompts count less; 0: not at all."""
+    """Exponent. A larger value gives easy prompts less weight, and with 0 all prompts have weight 1."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         accuracy = batch.prompts.mean(batch.accuracy_for(self.name))

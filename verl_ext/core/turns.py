@@ -1,4 +1,4 @@
-"""Rewards by turn: the rows of a batch are then turns of responses, and their values the returns still to come."""
+"""Per-turn rewards: the rows of a batch are turns of responses, and their values are returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verl_ext.core.groups import Array, Bools, Index
+from verl_ext.core.groups import Array, Bools, Index, label_text
 from verl_ext.errors import DataError
 
 if TYPE_CHECKING:
@@ -22,25 +22,29 @@ if TYPE_CHECKING:
 
 
 def per_turn(entries: Iterable[float]) -> str:
-    """The rewards of a response's turns as text, for the result of a reward function.
+    """Encode the rewards of a response's turns as text for the result of a reward function.
 
-    verl cannot carry lists of different lengths from a reward function to the trainer; text it can.
+    verl can pass text from a reward function to the trainer, but no lists of different lengths.
 
     >>> per_turn([1, 0.5])
     '[1.0, 0.5]'
     """
     if isinstance(entries, str | bytes | Mapping):
-        raise DataError(f"per_turn takes a list with one number for each turn, found {reprlib.repr(entries)}")
+        raise DataError(
+            f"per_turn takes a list with one number per turn, found {reprlib.repr(entries)}. Return "
+            "verl_ext.per_turn([0.0, 1.0]), for example."
+        )
     return json.dumps([float(entry) for entry in entries])
 
 
 def pad_entries(
     key: str, labels: Sequence[Hashable], lists: Sequence[Any], counts: Index, cut: Bools, *, text: bool
 ) -> tuple[Array, Index]:
-    """Pad each response's list with 0 to its number of turns, and concatenate; also return the lengths before padding.
+    """Pad each response's list with 0 to its number of turns, and concatenate. Also return the lengths before padding.
 
-    With `text` a list must be what `per_turn` returns. The list of a response cut at its length limit may be longer
-    than its turns, and is truncated; any other longer list is an error.
+    With `text` a list must be what `per_turn` returns. `cut` says whether a response was truncated at its length limit.
+    The list of a truncated response may be longer than its number of turns, and is truncated as well. Any other list
+    that is too long is an error.
 
     >>> pad_entries("tool", ["p", "q"], ["[1.0]", "[2, 3]"], np.array([2, 1]), np.array([False, True]), text=True)
     (array([1., 0., 2.]), array([1, 2]))
@@ -53,25 +57,39 @@ def pad_entries(
             entries = list(map(float, given)) if isinstance(given, list) else None
         if entries is None or (text and given is value):
             raise DataError(
-                f"reward {key!r} of uid {label!r} is {reprlib.repr(value)}, but algorithm.rewards.per_turn names it: "
-                "return verl_ext.per_turn([...]), a number for each turn"
+                f"The reward {key!r} of {label_text(label)} is {reprlib.repr(value)}, but algorithm.rewards.per_turn "
+                f"names {key!r}, so it must have one number per turn. {_remedy(key, value)}",
+                label=label,
             )
         if len(entries) > count and not was_cut:
             raise DataError(
-                f"reward {key!r} of uid {label!r} has {len(entries)} entries, but the response has {count} turns (runs "
-                "of tokens that the model wrote): return one for each turn, per_turn([...])"
+                f"The reward {key!r} of {label_text(label)} has {len(entries)} entries, but the response has {count} "
+                "turns (contiguous spans of generated tokens). Return one number per turn with "
+                "verl_ext.per_turn([...]).",
+                label=label,
             )
         given_to.append(len(entries))
         rewards += (entries + [0.0] * count)[:count]
     return np.array(rewards), np.array(given_to, dtype=np.intp)
 
 
+def _remedy(key: str, value: object) -> str:
+    """Return what to do about a value that has no numbers per turn."""
+    if isinstance(value, int | float | np.number):
+        return (
+            f"Remove {key!r} from algorithm.rewards.per_turn if the reward is one number per response. Otherwise "
+            "return one number per turn with verl_ext.per_turn([...])."
+        )
+    return "Return verl_ext.per_turn([...]) with one number per turn."
+
+
 @dataclass(frozen=True)
 class Turns:
-    """Which turn of a response each row is. The turns of a response follow one another, from 0.
+    """The turn number of each row. The turns of a response are consecutive rows, numbered from 0.
 
-    `G_itk = sum_{s >= t} discount^(s - t) r_isk` for a reward by turn, and `discount^(T_i - t) R_ik` for a reward of
-    the response, which is earned at its last turn `T_i`. A return with an entry that is not scored is not scored.
+    The return of a per-turn reward is `G_itk = sum_{s >= t} discount^(s - t) r_isk`. A reward of the response is
+    received at its last turn `T_i`, so its return is `discount^(T_i - t) R_ik`. A return is not scored if one of its
+    rewards is not scored.
 
     >>> turns = Turns(np.array([0, 1, 0]), columns=(0,), discount=0.5)
     >>> turns.returns(np.array([[1.0, 8.0], [2.0, 8.0], [5.0, 3.0]]))
@@ -81,18 +99,21 @@ class Turns:
     """
 
     number: Index
-    """`[N]` the number of each row's turn."""
+    """`[N]` the turn number of each row."""
     columns: tuple[int, ...] = ()
-    """Those of the rewards that have an entry for each turn; the others repeat the response's."""
+    """The columns of per-turn rewards. The other columns repeat the reward of the response."""
     discount: float = 1.0
 
     def __post_init__(self) -> None:
         if ((self.number != 0) & (self.number != np.append(-1, self.number[:-1]) + 1)).any():
-            raise DataError("the turns of a response must follow one another, each with its number, from 0")
+            raise DataError(
+                "The turn numbers of a response must be 0, 1, 2, ... in consecutive rows. Use Turns.of_counts([...]) "
+                "with the number of turns of each response."
+            )
 
     @classmethod
     def of_counts(cls, counts: Sequence[int] | Index, columns: tuple[int, ...] = (), discount: float = 1.0) -> Turns:
-        """The turns of responses with so many turns each.
+        """Number the turns of responses, given the number of turns of each response.
 
         >>> Turns.of_counts([2, 1]).number
         array([0, 1, 0])
@@ -108,11 +129,11 @@ class Turns:
 
     @cached_property
     def last(self) -> Bools:
-        """`[N]` whether the row is its response's last turn: one row for each response."""
+        """`[N]` whether the row is its response's last turn, which is True for one row per response."""
         return np.append(self.number[1:] == 0, True)[: len(self.number)]
 
     def returns(self, rewards: Array) -> Array:
-        """`[N, K]` the returns; the rewards themselves where each response has one turn."""
+        """Return `[N, K]` the returns, which are the rewards themselves if each response has one turn."""
         if self.last.all():
             return rewards
         left = self.number[self.last][self.response] - self.number
@@ -125,7 +146,7 @@ class Turns:
         return returns
 
     def response_weights(self, counted: Bools) -> Array:
-        """`[N]` weights that add up to 1 per response: 1/n for each of its n rows in `counted`, 0 for the others."""
+        """Return `[N]` weights that sum to 1 per response: 1/n for each of its n rows in `counted`, 0 elsewhere."""
         if self.last.all():
             return counted.astype(np.float64)
         rows = np.bincount(self.response[counted], minlength=len(self.number))[self.response]
@@ -134,9 +155,9 @@ class Turns:
 
 @dataclass(frozen=True)
 class TurnSpans:
-    """Where the turns of `N` trajectories are in a batch: each is a span, a maximal run of ones in the response mask.
+    """The token spans of the turns of `N` trajectories. A span is a maximal run of ones in the response mask.
 
-    A trajectory without any has one turn without tokens.
+    A trajectory without such a run has one turn without tokens.
     """
 
     bounds: Index
@@ -146,7 +167,7 @@ class TurnSpans:
     owner: Index
     """`[M]` the trajectory of each turn; the turns of a trajectory follow one another."""
     outputs: Array
-    """`[M]` rows that begin with the turn: a sum counts each row once. A row without tokens is the first turn's."""
+    """`[M]` number of rows that begin with the turn. A row without tokens belongs to the first turn."""
 
     @classmethod
     def of(cls, mask: torch.Tensor, rows: Rows) -> TurnSpans:
@@ -179,7 +200,10 @@ class TurnSpans:
         return cls(place * width + column, span, owner, outputs)
 
     def tokens(self, mask: torch.Tensor) -> Array:
-        """`[M]` the tokens of each turn in the loss. The mask of floats `[B, L]` may have fewer ones than the first."""
+        """Return `[M]` the number of tokens of each turn in the loss.
+
+        The float mask `[B, L]` may have fewer ones than the mask from which the spans were read.
+        """
         flat, starts = mask.float().reshape(-1).cpu().numpy(), self.bounds[:-1]
         per_span = np.add.reduceat(flat, starts)[::2] if len(starts) else np.zeros(0)
         return np.append(per_span, 0.0)[self.span]

@@ -22,18 +22,18 @@ def bounded(
     high: float | None = None,
     only_with: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Any:
-    """A dataclass field for a number with limits: at least `low`, more than `above`, at most `high`.
+    """Declare a dataclass field for a number with limits: at least `low`, above `above`, at most `high`.
 
-    `only_with` names another field, and its values with which this one has an effect.
+    `only_with` maps another field to the values with which this field has an effect.
     """
     limits = {"low": low, "above": above, "high": high}
     return dataclasses.field(default=default, metadata={**limits, "only_with": only_with or {}})
 
 
 def make(kind: type[T], given: object, where: str) -> T:
-    """Read a dataclass from a mapping; None gives the defaults.
+    """Read a dataclass from a mapping, or its defaults from None.
 
-    Raise for unknown names, wrong types, missing settings, and those that are set without an effect.
+    Raise for unknown names, wrong types, missing settings, and settings without effect.
 
     >>> @dataclasses.dataclass
     ... class Clip:
@@ -46,20 +46,22 @@ def make(kind: type[T], given: object, where: str) -> T:
     hints, read = typing.get_type_hints(kind), {}
     for name, value in given.items():
         if name not in fields:
-            raise ConfigurationError(f"{where}: {unknown('setting', name, fields)}")
+            raise ConfigurationError(f"{where}: {unknown('setting', name, fields)}.")
         if value is None and fields[name].default is dataclasses.MISSING:
             continue  # a preset shows what must be set as null
         read[name] = value_of(f"{where}.{name}", value, hints[name], fields[name].metadata)
     for name, item in fields.items():
         if name not in read and item.default is item.default_factory is dataclasses.MISSING:
-            raise ConfigurationError(f"{where} needs the setting {name!r}: add {where}.{name}=...")
+            raise ConfigurationError(
+                f"{where} needs the setting {name!r}, which has no default. Set {where}.{name} to a value."
+            )
     made = kind(**read)
     for name, item in fields.items():
         for other, valid in item.metadata.get("only_with", {}).items():
             if read.get(name, item.default) != item.default and getattr(made, other) not in valid:
                 raise ConfigurationError(
-                    f"{where}.{name}={read[name]} has no effect with {where}.{other}={getattr(made, other)}: remove "
-                    f"{name}, or set {' or '.join(f'{other}={value}' for value in valid)}"
+                    f"{where}.{name}={read[name]} has no effect with {where}.{other}={getattr(made, other)}. Remove "
+                    f"{name}, or set {' or '.join(f'{other}={value}' for value in valid)}."
                 )
     return made
 
@@ -77,7 +79,7 @@ def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] | None
         return None if value is None else value_of(where, value, inner[0], limits)
     if origin is typing.Literal:
         if value not in inner:
-            raise ConfigurationError(f"{where}: {unknown('value', value, inner)}")
+            raise ConfigurationError(f"{where}: {unknown('value', value, inner)}.")
         return value
     if kind is float:
         _check_number(where, value, limits or {})
@@ -85,31 +87,33 @@ def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] | None
     if kind in _PLAIN:
         if type(value) is not kind:
             whole = kind is int and isinstance(value, float) and value.is_integer()
-            remedy = f": write {value:.0f}" if whole else ""
-            raise ConfigurationError(f"{where} must be {_PLAIN[kind]}, found {value!r}{remedy}")
+            remedy = f"={value:.0f}" if whole else f" to {_PLAIN[kind]}"
+            raise ConfigurationError(f"{where} must be {_PLAIN[kind]}, found {value!r}. Set {where}{remedy}.")
         if kind is int:
             _check_number(where, value, limits or {})
         if value == "":
-            raise ConfigurationError(f"{where} is empty: give it a value, or remove it")
+            raise ConfigurationError(f"{where} is empty. Set {where} to a value, or remove it.")
         return value
     if origin is tuple:
         if isinstance(value, str) or not isinstance(value, Sequence):
-            remedy = f": write '{where}=[{value}]'" if isinstance(value, str | int | float) else ""
-            raise ConfigurationError(f"{where} must be a list, found {value!r}{remedy}")
+            entry = value if isinstance(value, str | int | float) else "..."
+            raise ConfigurationError(f"{where} must be a list, found {value!r}. Set '{where}=[{entry}]'.")
         return tuple(value_of(f"{where}[{index}]", item, inner[0], limits) for index, item in enumerate(value))
     if origin is Mapping:
         return {key: value_of(f"{where}.{key}", item, inner[1]) for key, item in _mapping(where, value).items()}
     if dataclasses.is_dataclass(kind):
         return make(typing.cast(type[Any], kind), value, where)
     raise ConfigurationError(
-        f"{where} is declared as {kind}, which cannot be read from a configuration: declare it as bool, int, float, "
-        "str, Literal, `X | None`, tuple[X, ...], Mapping[str, X] or a dataclass"
+        f"{where} is declared as {kind}, which cannot be read from a configuration. Use bool, int, float, str, "
+        "Literal, `X | None`, tuple[X, ...], Mapping[str, X] or a dataclass as its type."
     )
 
 
 def _mapping(where: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{where} must be a section of settings, found {value!r}")
+        raise ConfigurationError(
+            f"{where} must be a section of settings, found {value!r}. Set its entries as {where}.<setting>=<value>."
+        )
     return value
 
 
@@ -117,10 +121,9 @@ def _check_number(where: str, value: object, limits: Mapping[str, Any]) -> None:
     """Raise unless the value is a finite number within the limits."""
     low, above, high = (limits.get(name) for name in ("low", "above", "high"))
     if isinstance(value, bool) or not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
-        raise ConfigurationError(f"{where} must be a finite number, found {value!r}")
-    if low is not None and value < low:
-        raise ConfigurationError(f"{where} must be at least {low:g}, found {value:g}")
-    if above is not None and value <= above:
-        raise ConfigurationError(f"{where} must be above {above:g}, found {value:g}")
-    if high is not None and value > high:
-        raise ConfigurationError(f"{where} must be at most {high:g}, found {value:g}")
+        raise ConfigurationError(f"{where} must be a finite number, found {value!r}. Set {where} to a finite number.")
+    too_low = (low is not None and value < low) or (above is not None and value <= above)
+    if too_low or (high is not None and value > high):
+        words = {"at least": low, "above": above, "at most": high}
+        valid = " and ".join(f"{word} {limit:g}" for word, limit in words.items() if limit is not None)
+        raise ConfigurationError(f"{where} must be {valid}, found {value:g}. Set {where} to a number in this range.")

@@ -1,4 +1,4 @@
-"""Find out whether a run is meant for the CPU, and complain about what cannot run there."""
+"""Find out whether a run is meant for the CPU, and report settings that do not work there."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def asks_for_cpu(config: Any) -> bool:
 
 
 def rule(run: RunConfig) -> Iterator[Finding]:
-    """Settings of which only one value, or few, work without an accelerator, if the run is meant for it."""
+    """Reject values that do not work without an accelerator, if the run is meant for the CPU."""
     config = run.config
     if not asks_for_cpu(config):
         return
@@ -34,31 +34,39 @@ def rule(run: RunConfig) -> Iterator[Finding]:
     rows: dict[str, tuple[tuple[Any, ...], str]] = {}
     for engine, model in models.items():
         attention = f"{model}.override_config.attn_implementation"
-        rows[f"{engine}.strategy"] = ("fsdp2",), "other engines refuse parameters on the CPU"
+        rows[f"{engine}.strategy"] = ("fsdp2",), "the other engines do not accept parameters on the CPU"
         rows[attention] = ("sdpa", "eager"), "flash attention needs a GPU"
         rows[f"{model}.use_remove_padding"] = (False,), "flash attention needs a GPU"
-    rows[f"{ROLLOUT}.name"] = ("embedded",), "others need a GPU"  # a user's own line wins over the preset before it
+    rows[f"{ROLLOUT}.name"] = (
+        ("embedded",),
+        "the other rollouts need a GPU",
+    )  # a user's setting overrides an earlier preset
     # The rollout returns log-probabilities of the distribution that it samples from.
     rows[f"{ROLLOUT}.logprobs_mode"] = ("processed_logprobs",), "the embedded rollout has no other mode"
     rows[f"{ROLLOUT}.tensor_model_parallel_size"] = (1,), "a replica of the embedded rollout is one process"
     for path, (valid, reason) in rows.items():
         value = OmegaConf.select(config, path)
         if value not in valid:
-            text = f"{path} is {value!r}, but {reason}; valid on the CPU: {listed(valid)}; set ++{path}={valid[0]}"
-            yield Finding(text)
+            found = "null" if value is None else value
+            yield Finding(
+                "error",
+                f"{path}={found} does not work on the CPU, because {reason}. The valid values are {listed(valid)}.",
+                f"Set ++{path}={valid[0]}.",
+            )
 
 
 def ignored_cluster(run: RunConfig) -> Iterator[Finding]:
-    """A cluster that the environment names, while the run starts a Ray of its own, as with the preset `cpu`."""
+    """Warn about RAY_ADDRESS, which is ignored if the run starts its own Ray instance, as with the preset `cpu`."""
     cluster = os.environ.get("RAY_ADDRESS", "")
     if cluster in ("", "local") or run.select(f"{RAY}.address") != "local" or not asks_for_cpu(run.config):
         return
     changes = [f"++{RAY}.address={cluster}"]
     for slots in (f"{RAY}.num_cpus", f"{RAY}.num_gpus"):
-        if run.select(slots) is not None:  # Ray accepts them only for a Ray that it starts
+        if run.select(slots) is not None:  # Ray accepts these numbers only for an instance that it starts
             changes.append(f"{slots}=null")
-    text = (
-        f"the environment variable RAY_ADDRESS={cluster} is ignored, because {RAY}.address=local, as in the preset "
-        f"cpu, starts a Ray for this run alone. To use the cluster, set {' '.join(changes)}"
+    yield Finding(
+        "warning",
+        f"The environment variable RAY_ADDRESS={cluster} is ignored, because {RAY}.address=local starts a separate Ray "
+        "instance for this run. The preset cpu sets this value.",
+        f"Set {' '.join(changes)} to use the cluster.",
     )
-    yield Finding(text, fatal=False)

@@ -43,7 +43,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """Prompt tokens, how to continue them, the seed of the random numbers, and the answer if it is not sampled."""
+    """Prompt tokens, sampling settings, the seed of the random numbers, and the response if it is not sampled."""
 
     prompt: Sequence[int]
     sampling: Sampling
@@ -124,7 +124,7 @@ def generate(
 
     logits = forward(input_ids, (mask.cumsum(dim=-1) - 1).clamp(min=0))[prompt_of]
     if any(type(layer) not in LAYERS for layer in cache.layers) or cache.get_seq_length() != width:
-        raise IntegrationError("its layers do not keep the keys and values of each token")
+        raise IntegrationError("Some of its layers do not keep the keys and values of every token")
     cache.batch_select_indices(prompt_of)
     mask = mask[prompt_of]
     rows = torch.arange(len(requests))  # those still running
@@ -146,12 +146,12 @@ def generate(
 
 
 def check_model(model: Any) -> None:
-    """Generate two tokens: a model that the rollout cannot generate from is refused at the start."""
+    """Generate two tokens; raise if the embedded rollout cannot generate from the model."""
     try:
         greedy = Sampling(temperature=0.0, max_tokens=2, ignore_eos=True)
         generate(model, [Request((0, 0), greedy, seed=0)], eos=(), abort=threading.Event())
     except Exception as error:
         raise ConfigurationError(
-            f"the embedded rollout cannot generate from {type(model).__name__}: {error}; "
-            "take a model with plain causal attention, such as Llama, Qwen2, Qwen3 or Gemma, or train on a GPU"
+            f"The embedded rollout cannot generate from {type(model).__name__}. {str(error).rstrip('.')}. "
+            "Use a model with plain causal attention, such as Llama, Qwen2, Qwen3 or Gemma, or train on a GPU."
         ) from error

@@ -1,4 +1,4 @@
-"""Patches for what a platform cannot change in verl: most are called in the place of a function, with that function."""
+"""Patches for what a platform cannot change in verl. Most wrap a function of verl, which is their first argument."""
 
 import operator
 import os
@@ -12,7 +12,7 @@ from verl_ext.hooks import wrap
 
 Function = Callable[..., Any]
 REHEARSAL = "VERL_EXT_REHEARSAL"
-"""The folder of a rehearsal, to which verl's processes write how far they came."""
+"""The environment variable with the folder of a rehearsal, in which verl's processes record their progress."""
 
 
 def reached(name: str, text: str = "") -> None:
@@ -23,7 +23,7 @@ def reached(name: str, text: str = "") -> None:
 
 
 def filtered(original: Function, self: Any, dataframe: Any = None) -> Any:
-    """Write how many prompts a dataset had and has."""
+    """Record how many prompts a dataset had before and after filtering."""
     kept = original(self, dataframe)
     reached("prompts", f"{len(dataframe)} {len(kept)}")
     return kept

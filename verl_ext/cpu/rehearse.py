@@ -1,8 +1,9 @@
-"""`verl-ext rehearse`: train, save, resume and validate a run in miniature on the CPU, and say what was seen.
+"""`verl-ext rehearse`: train, save, resume and validate a scaled-down copy of a run on the CPU, and report each stage.
 
-It takes the words of `python -m verl.trainer.main_ppo`, and runs verl's own pipeline with the user's data, tokenizer,
-tools, reward function and estimator. The models are random and small. What is shown comes from verl's log and metrics,
-which stay in the folder `rehearsal` of the run's checkpoints. The exit status is 1 if anything failed.
+It takes the arguments of `python -m verl.trainer.main_ppo`, and runs verl's pipeline with the user's data, tokenizer,
+tools, reward function and estimator. The models are small and have random weights. The report is made from verl's log
+and metrics, which are kept in the folder `rehearsal` of `trainer.default_local_dir`. The exit status is 1 if a stage
+failed.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ import numpy as np
 from omegaconf import OmegaConf
 
 import verl_ext
-from verl_ext.checks.command import add_configuration, check, composed
+from verl_ext.checks.command import check, composed
 from verl_ext.checks.samples import rows_of
-from verl_ext.checks.try_reward import add_trial
 from verl_ext.cpu import session
 from verl_ext.cpu.miniature import make_model, rehearsed
 from verl_ext.cpu.patches import REHEARSAL
@@ -32,40 +32,49 @@ from verl_ext.errors import ConfigurationError, listed, reading
 from verl_ext.files import METRICS, json_lines, say
 from verl_ext.run_config import select
 
-FAILED, LOOK, OK = "FAILED", "look", "ok"
+ERROR, NOTE, OK = "error", "note", "ok"
+"""The states of a stage, with which its line begins."""
+Line = tuple[str, str, str]
+"""The stage, its state, and the text of a printed line."""
+CHAT_TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
+AGENT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
+USE_RESPONSES = "Use --responses FILE with responses whose rewards differ within each prompt."
 WORKER = re.compile(r"^(?:\x1b\[\d+m)*\(\w+ pid=[^)]*\)(?:\x1b\[\d+m)* ?", re.M)
-"""What Ray puts before a line of a worker."""
-ERROR = re.compile(r"^(?!ray.exceptions.(?:RayTaskError|ActorDiedError))[\w.]*(?:Error|Exception|Exit)(?::.*)?$", re.M)
+"""The prefix that Ray adds to a line of a worker."""
+OF_RAY = "ray.exceptions.(?:RayTaskError|ActorDiedError)"
+EXCEPTION = re.compile(rf"^(?!{OF_RAY})[\w.]*(?:Error|Exception|Exit)(?::.*)?$", re.M)
+"""The last line of a traceback, except for Ray's own errors, which repeat another one."""
 OTHERS = rf"{re.escape(verl_ext.__path__[0])}/|.*(?:site-packages|lib(?:64)?/python\d|verl/verl/)"
 FRAME = re.compile(rf'^ +File "(?!{OTHERS})([^"<]+[.]py)", line (\d+)', re.M)
-"""In a traceback, a line of the user's own files."""
+"""In a traceback, a line of the user's code."""
 MARKER = "verl_ext.rehearsal"
-"""A file in the folder of a rehearsal: what has it may be deleted, and a rehearsal that runs has it locked."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command: those of verl, so that a command line can be pasted."""
-    add_configuration(parser)
-    parser.add_argument("--rows", type=int, default=100, help="to try the reward on first, 100 by default; 0: none")
-    add_trial(parser)
-    parser.add_argument("--minutes", type=float, default=20, help="until it is ended, 20 by default")
+"""A file in the folder of a rehearsal. A folder that contains it may be emptied. It is locked during a rehearsal."""
 
 
 def rehearse(options: argparse.Namespace) -> int:
-    """Check the run, and rehearse it if it is not refused, with a line for each stage; return 1 if one failed."""
+    """Check the run, rehearse it unless it is rejected, and print a line for each stage; return 1 if one failed."""
     until = time.monotonic() + 60 * options.minutes
     if check(argparse.Namespace(**vars(options), try_reward=options.rows > 0, strict=False), until=until):
         return 1
     states = []
     for stage, state, text in _stages(options, until):
-        say(f"{stage:9} {state:6}  {text}")
+        say(f"{state:5}  {stage}: {text}")
         states.append(state)
-    failed, looks = FAILED in states, states.count(LOOK)
-    say(f"the rehearsal {'failed' if failed else 'passed'}" + (f", with {looks} to look at" if looks else ""))
+    failed, notes = ERROR in states, states.count(NOTE)
+    say(f"The rehearsal {'failed' if failed else 'passed'} with {counted(notes, 'note')}.")
     return int(failed)
 
 
-def _stages(options: argparse.Namespace, until: float) -> Iterator[tuple[str, str, str]]:
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun.
+
+    >>> counted(1, "note"), counted(0, "note")
+    ('1 note', '0 notes')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _stages(options: argparse.Namespace, until: float) -> Iterator[Line]:
     with composed(options) as user:
         from verl.trainer.ppo.utils import need_critic
 
@@ -74,50 +83,62 @@ def _stages(options: argparse.Namespace, until: float) -> Iterator[tuple[str, st
         tokenizer = make_model(user, "actor_rollout_ref.model", folder / "model")
         if need_critic(user):
             make_model(user, "critic.model", folder / "critic")
-        config, left_out = rehearsed(user, folder, options.answers)
-    yield from (("left out", LOOK, text) for text in left_out)
+        config, left_out = rehearsed(user, folder, options.responses)
+    yield from (("settings", NOTE, f"The rehearsal does not cover {setting}.") for setting in left_out)
     template = user.actor_rollout_ref.model.get("custom_chat_template") or tokenizer.chat_template
     tools = select(user, "actor_rollout_ref.rollout.multi_turn.enable")
     if tools and "tools" not in str(template):
-        yield "tools", LOOK, "no prompt shows the tools: the tokenizer's chat template does not read `tools`"
-    if tools and not options.answers:
-        yield "tools", LOOK, "a random model calls none: give --answers that do"
+        text = "No prompt shows the tools to the model, because the tokenizer's chat template does not read `tools`."
+        yield "tools", NOTE, f"{text} Set {CHAT_TEMPLATE} to a template that reads `tools`."
+    if tools and not options.responses:
+        text = "A model with random weights calls no tools."
+        yield "tools", NOTE, f"{text} Use --responses FILE with responses that call them."
     if options.rows > 0:
         yield from of_prompt(user, tokenizer, template)
-    yield "runs", OK, f"two, of some minutes each; their logs are in {folder}"
+    yield "runs", OK, f"Two runs follow, of a few minutes each. Their logs are in {folder}."
     with lock:
         whole = start(folder / "train", config, until)
         yield from of_training(whole, user)
-        yield from of_answers(whole, user, given=options.answers is not None)
+        yield from of_responses(whole, user, given=options.responses is not None)
         if whole.done:
             config.trainer.update(test_freq=3, resume_mode="resume_path")
             config.trainer.resume_from_path = str(whole.folder / "checkpoints/global_step_2")
             yield from of_resume(start(folder / "resume", config, until), whole, user)
 
 
-def of_prompt(user: Any, tokenizer: Any, template: Any) -> Iterator[tuple[str, str, str]]:
-    """Messages that the text of the first prompt lacks."""
+def of_prompt(user: Any, tokenizer: Any, template: Any) -> Iterator[Line]:
+    """Report messages of the first prompt that are missing in its text."""
     (row,) = rows_of(user, "data.train_files", 1, spread=False)[0].values()
     messages, words = row[user.data.prompt_key], user.data.get("apply_chat_template_kwargs") or {}
-    with reading("the tokenizer's chat template", ConfigurationError, "applied"):
+    fix = f"Set {CHAT_TEMPLATE} to a template that accepts the messages of the first row of data.train_files."
+    with reading("The tokenizer's chat template", ConfigurationError, "applied", fix):
         text = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template, **words)
     if lost := [message["role"] for message in messages if str(message["content"] or "").strip() not in text]:
-        yield "prompt", LOOK, f"the first lacks its message of {listed(lost)}: the tokenizer's chat template drops it"
+        text = f"The tokenizer's chat template drops messages of the first prompt, with the roles {listed(lost)}."
+        yield "prompt", NOTE, f"{text} Set {CHAT_TEMPLATE} to a template that keeps them, or remove them from the data."
 
 
 def emptied(folder: Path) -> TextIO:
-    """Empty the folder of the last rehearsal, if it is one's; return its marker, locked until it is closed."""
-    place = f"trainer.default_local_dir: {folder}"
-    with reading(place, ConfigurationError, "written"):
+    """Empty the folder of the last rehearsal; return its marker, which is locked until it is closed.
+
+    Raise if the folder was not created by a rehearsal, or if another rehearsal is running in it.
+    """
+    fix = "Set trainer.default_local_dir to a folder that can be written."
+    with reading(f"The folder {folder} of trainer.default_local_dir", ConfigurationError, "written", fix):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not (folder / MARKER).exists():
-            raise ConfigurationError(f"{place} is no rehearsal's folder and would be emptied: move it, or set another")
+            raise ConfigurationError(
+                f"{folder} was not created by rehearse and would be deleted. Move it, or set another "
+                "trainer.default_local_dir."
+            )
         lock = (folder / MARKER).open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise ConfigurationError(f"{place}: another rehearsal runs there; set another folder") from None
+            raise ConfigurationError(
+                f"Another rehearsal is running in {folder}. Wait for its end, or set another trainer.default_local_dir."
+            ) from None
         for left in ("model", "critic", "train", "resume"):
             if (folder / left).exists():
                 shutil.rmtree(folder / left)
@@ -125,7 +146,7 @@ def emptied(folder: Path) -> TextIO:
 
 
 class Rehearsal:
-    """What a run left that has ended; the status is None if it was ended after its time."""
+    """The log, metrics and files of a run that has ended; the status is None if it reached its time limit."""
 
     def __init__(self, folder: Path, status: int | None, seconds: float) -> None:
         self.folder, self.status, self.seconds = folder, status, seconds
@@ -136,18 +157,25 @@ class Rehearsal:
         self.done = status == 0 and 3 in self.steps
         self.saved = (folder / "checkpoints/latest_checkpointed_iteration.txt").exists()
 
-    def failure(self, stage: str) -> str:
-        """What failed, and the first error of the log with the line of the user's that raised it."""
-        stage = f"--minutes were over: {stage}" if self.status is None else stage
-        text = "no error" if self.status is None else f"exit status {self.status}"
-        if error := ERROR.search(self.log):
+    def failure(self, when: str) -> str:
+        """Say that the run ended before it had completed a stage, with the first error of its log."""
+        if self.status is None:
+            text = f"The time limit --minutes ended the run {when}. {self.first_error()}"
+            return f"{text} Use a larger --minutes if the log shows that the run was only slow."
+        return f"verl ended with exit status {self.status} {when}. {self.first_error()}"
+
+    def first_error(self) -> str:
+        """Say which error is the first of the log, which line of the user's code raised it, and where the log is."""
+        text = "The log contains no error."
+        if error := EXCEPTION.search(self.log):
             frames = FRAME.findall(self.log[: error.start()])
-            text = error[0] + (" ({}:{})".format(*frames[-1]) if frames else "")
-        return f"{stage}: {text}; log: {self.folder}/log.txt"
+            place = " ({}:{})".format(*frames[-1]) if frames else ""
+            text = f"The first error is {error[0].rstrip('.')}{place}."
+        return f"{text} The log is {self.folder}/log.txt."
 
 
 def start(folder: Path, config: Any, until: float) -> Rehearsal:
-    """Start verl's entry point with this configuration, and wait for it, no longer than `until` by the clock."""
+    """Start verl's entry point with this configuration, and wait for its end, at most until this time of the clock."""
     folder.mkdir()
     variables = config.ray_kwargs.ray_init.runtime_env.env_vars
     variables.update({"VERL_FILE_LOGGER_PATH": str(folder / METRICS), REHEARSAL: str(folder)})
@@ -162,67 +190,78 @@ def start(folder: Path, config: Any, until: float) -> Rehearsal:
     return Rehearsal(folder, status, time.monotonic() - begin)
 
 
-def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
-    """The stages of the uninterrupted run, up to the first that it did not reach."""
+def of_training(run: Rehearsal, user: Any) -> Iterator[Line]:
+    """Report the stages of the uninterrupted run, up to the first that it did not complete."""
     yield from of_sessions(run)
     started, data = (run.folder / "started").exists(), user.data
-    counted, prompts = run.folder / "prompts", "Ray and the data"
-    if counted.exists():  # a dataset of the user's own may write none
-        total, left = map(int, counted.read_text(encoding="utf-8").split()[:2])
+    file, prompts = run.folder / "prompts", "verl read the data."
+    if file.exists():  # a custom dataset class may not write it
+        total, left = map(int, file.read_text(encoding="utf-8").split()[:2])
         names = ("max_prompt_length", "filter_overlong_prompts", "train_batch_size")
-        prompts = f"{left} of {total} prompts stay; data: {', '.join(f'{name}={data[name]}' for name in names)}"
+        settings = ", ".join(f"data.{name}={data[name]}" for name in names)
+        prompts = f"verl keeps {left} of {total} prompts ({settings})."
         if left < data.train_batch_size:
-            yield "data", FAILED, prompts
+            fix = "Set a smaller data.train_batch_size, or a larger data.max_prompt_length if prompts are too long."
+            yield "data", ERROR, f"{prompts} They do not fill a batch. {fix}"
             return
-    answers = "step 1"
+    scores, first_steps = "Step 1 is done.", "before the end of step 1"
     if step := run.steps.get(1):
-        answers += ": score {critic/score/min:g} to {critic/score/max:g}, mean {critic/score/mean:.3g}".format(**step)
-        if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and step.get("num_turns/max", 0) <= 2:
-            loop = select(user, "actor_rollout_ref.rollout.agent.default_agent_loop")
-            answers += f"; no answer called a tool: agent_name of the rows, else default_agent_loop={loop}, must be "
-            answers += "tool_agent, and --answers must call one"
-    for stage, reached, text in (
-        ("data", started or counted.exists(), prompts),
-        ("start", started, "models, engine and rollout"),
-        ("train", (run.folder / "checkpoints/global_step_2").exists(), answers),
-        ("save", run.saved, "step 2"),
-        ("train", run.done, f"3 steps, {run.seconds:.0f} s"),
+        scores += " The scores range from {critic/score/min:g} to {critic/score/max:g}, mean {critic/score/mean:.3g}."
+        scores, first_steps = scores.format(**step), "after step 1, before the end of step 2"
+    for stage, reached, text, when in (
+        ("data", started or file.exists(), prompts, "before it started Ray and read the data"),
+        ("start", started, "The models, the engine and the rollout started.", "before models and rollout had started"),
+        ("train", (run.folder / "checkpoints/global_step_2").exists(), scores, first_steps),
+        ("save", run.saved, "Step 2 was saved.", "before the checkpoint of step 2 was complete"),
+        ("train", run.done, f"3 steps took {run.seconds:.0f} s.", "before it completed all 3 steps"),
     ):
-        yield stage, OK if reached else FAILED, text if reached else run.failure(text)
+        yield stage, OK if reached else ERROR, text if reached else run.failure(when)
         if not reached:
             if run.status is None and user.algorithm.filter_groups.enable:
-                yield stage, LOOK, "filter_groups drops groups of equal scores: give --answers that differ in theirs"
+                text = "algorithm.filter_groups.enable=True drops groups with equal scores, so a batch may never fill."
+                yield stage, NOTE, f"{text} {USE_RESPONSES}"
             return
 
 
-def of_answers(run: Rehearsal, user: Any, *, given: bool) -> Iterator[tuple[str, str, str]]:
-    """What the answers of all steps show."""
+def of_responses(run: Rehearsal, user: Any, *, given: bool) -> Iterator[Line]:
+    """Report what is unusual in the responses of all steps; `given` says whether they come from --responses."""
     steps, limit = run.steps.values(), user.data.max_response_length
+    tools = select(user, "actor_rollout_ref.rollout.multi_turn.enable")
+    if tools and given and steps and all(step.get("num_turns/max", 0) <= 2 for step in steps):
+        text = f"No response called a tool with {AGENT_LOOP}={select(user, AGENT_LOOP)}."
+        text += " A row with its own agent_name does not use this setting."
+        fix = "Set the agent loop to one that calls tools, such as tool_agent."
+        yield "tools", NOTE, f"{text} {fix} Use --responses FILE with responses that call a tool."
     if steps and all(step["critic/advantages/min"] == step["critic/advantages/max"] == 0 for step in steps):
-        cause = "is the reward function right (check says what ground truths earn)?" if given else "give --answers"
-        yield "groups", LOOK, f"every advantage is 0, as all answers to a prompt earn the same: {cause}"
+        fix = USE_RESPONSES
+        if given:
+            fix = "Check the reward function: `verl-ext check --try-reward` prints the reward of the ground truths."
+        yield "groups", NOTE, f"Every advantage is 0, because all responses to a prompt have the same reward. {fix}"
     if given and steps and all(step["response_length/min"] >= limit for step in steps):
-        yield "answers", LOOK, f"all are cut at data.max_response_length={limit}"
+        text = f"All responses are truncated at data.max_response_length={limit}."
+        yield "responses", NOTE, f"{text} Set a larger data.max_response_length."
 
 
-def of_sessions(run: Rehearsal) -> Iterator[tuple[str, str, str]]:
-    """Errors of single answers, after which verl leaves the prompt out, and of tools, which it tells the model."""
+def of_sessions(run: Rehearsal) -> Iterator[Line]:
+    """Report errors that do not end a run: those of single responses, whose prompts verl drops, and those of tools."""
     if failed := run.log.count("Error in _run_prompt"):
         stage = "reward" if "ray::RewardLoopWorker" in run.log else "rollout"
-        yield stage, FAILED, run.failure(f"{failed} answers, and verl leaves their prompts out")
+        text = f"verl drops the prompt of a response that raises an error, here of {counted(failed, 'response')}."
+        yield stage, ERROR, f"{text} {run.first_error()}"
     if calls := re.findall("(?:Error executing tool|Unknown function|Invalid JSON in arguments for) '.*", run.log):
-        yield "tools", LOOK, f"{len(calls)} calls that failed, the first: {calls[0]}"
+        text = f"{counted(len(calls), 'tool call')} failed. verl returns the error message to the model and continues."
+        yield "tools", NOTE, f"{text} The first message is: {calls[0]}"
 
 
-def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
-    """Whether the resumed run repeats the third step of the uninterrupted one, and validates."""
+def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[Line]:
+    """Report whether the resumed run repeats the third step of the uninterrupted one, and validates."""
     if not (run.done or run.saved):
-        yield "resume", FAILED, run.failure("from step 2")
+        yield "resume", ERROR, run.failure("while it resumed from step 2")
         return
-    yield "resume", OK, f"from step 2, {run.seconds:.0f} s"
+    yield "resume", OK, f"The run resumed from step 2. It took {run.seconds:.0f} s."
     if not run.done:
         run.log = run.log.rpartition("global_step_3")[2]
-        yield "validate", FAILED, run.failure("on data.val_files")
+        yield "validate", ERROR, run.failure("while it validated on data.val_files")
         return
     yield from of_sessions(run)
     differ = [
@@ -231,13 +270,21 @@ def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[tuple[str
         if not re.search("perf/|timing", name)
         and not np.isclose(value, run.steps[3].get(name, np.inf), rtol=1e-3, atol=1e-6, equal_nan=True)
     ]
-    # A tool may answer otherwise, and asynchronous trainers take other prompts.
-    same = select(user, "actor_rollout_ref.rollout.agent.default_agent_loop") == "single_turn_agent"
+    # Tools may return something else, and asynchronous trainers take other prompts.
+    same = select(user, AGENT_LOOP) == "single_turn_agent"
     same &= select(user, "trainer.v1.trainer_mode") in (None, "sync")
-    still = whole.steps[3].get("actor/grad_norm") == 0
-    state = (FAILED if same else LOOK) if differ else LOOK if still else OK
-    text = "the metrics of step 3 are as without a break" + (f", but for {', '.join(differ)}" if differ else "")
-    text += ", but its actor/grad_norm is 0, so it proves little: give --answers that earn differently" if still else ""
+    text = "Step 3 after resuming matches step 3 of the uninterrupted run"
+    text += f", except for {', '.join(differ)}." if differ else "."
+    state = OK
+    if differ and same:
+        state = ERROR
+        text += " Either the saved state is incomplete, or the reward function is not deterministic."
+    elif differ:
+        state = NOTE
+        text += " Tools and asynchronous trainers can cause such differences."
+    if whole.steps[3].get("actor/grad_norm") == 0:
+        state = ERROR if state == ERROR else NOTE
+        text += f" Its actor/grad_norm is 0, so this comparison proves little. {USE_RESPONSES}"
     yield "repeat", state, text
-    scores = (f"{name}={value:g}" for name, value in run.steps[3].items() if name.startswith("val-core"))
-    yield "validate", OK, ", ".join(scores)
+    scores = [f"{name}={value:g}" for name, value in run.steps[3].items() if name.startswith("val-core")]
+    yield "validate", OK, f"The validation metrics are {', '.join(scores)}." if scores else "The validation ended."

@@ -12,26 +12,33 @@ import torch
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_ext.checks.samples import read_answers
+from verl_ext.checks.samples import read_responses
 from verl_ext.cpu.generation import Completion, Request, Sampling, check_model, generate
 from verl_ext.cpu.patches import reached
 from verl_ext.errors import ConfigurationError, IntegrationError, unknown
+from verl_ext.hooks import versions
 
+OTHER_MODEL = "Set actor_rollout_ref.model.path to a model of another architecture, or train on a GPU."
 QUIET_SECONDS = 0.02
 """A batch starts when no request has arrived for this long: verl sends a step's requests in one burst."""
 
 KNOWN = {*vars(Sampling()), "max_new_tokens", "logprobs", "repetition_penalty"}
-"""The sampling parameters that `Sampling` can express; of the repetition penalty only 1, which is none."""
+"""The sampling parameters that `Sampling` can express. The repetition penalty must be 1, which has no effect."""
 
 
 def sampling_from(params: dict[str, Any], *, prompt_length: int, config: Any) -> Sampling:
     """Convert verl's sampling parameters, with the limits of `vLLMHttpServer.generate` (verl 0.9.1)."""
     if others := params.keys() - KNOWN:
-        raise ConfigurationError(unknown("sampling parameter", min(others), KNOWN))
+        raise ConfigurationError(
+            f"In the embedded rollout, {unknown('sampling parameter', min(others), KNOWN)}, or train on a GPU."
+        )
     if params.get("repetition_penalty", 1.0) != 1.0:
-        raise ConfigurationError("the embedded rollout has no repetition_penalty: leave it at 1.0")
-    room = config.prompt_length + config.response_length - prompt_length
-    limit = params.get("max_tokens", params.get("max_new_tokens", min(config.response_length, room)))
+        raise ConfigurationError(
+            f"The embedded rollout does not support repetition_penalty={params['repetition_penalty']}. Set "
+            "repetition_penalty=1.0 in the sampling parameters of the agent loop, or train on a GPU."
+        )
+    capacity = config.prompt_length + config.response_length - prompt_length
+    limit = params.get("max_tokens", params.get("max_new_tokens", min(config.response_length, capacity)))
     if config.max_model_len is not None:
         limit = min(limit, config.max_model_len - prompt_length)
     greedy = params.get("temperature") == 0  # then top_k and top_p have no effect; vLLM ignores them as well
@@ -57,8 +64,8 @@ class EmbeddedServer:
         self.replica_rank = replica_rank
         self.global_steps: int | None = None
         self._model, self._eos, tokenizer = _build(omega_conf_to_dataclass(model_config), config.dtype)
-        self._answers = _answers(config, tokenizer)
-        # The tokens of a conversation so far -> what it answers next, for each session with these tokens.
+        self._responses = _responses(config, tokenizer)
+        # The tokens of a conversation so far -> its next responses, for each session with these tokens.
         self._turns: defaultdict[tuple[int, ...], list[list[list[int]]]] = defaultdict(list)
         check_model(self._model)
         self._parameters: dict[str, torch.Tensor] = self._model.state_dict(keep_vars=True)
@@ -79,12 +86,15 @@ class EmbeddedServer:
     ) -> TokenOutput:
         """Continue one prompt."""
         if names := [name for name, value in other.items() if value is not None]:
-            raise ConfigurationError(f"the embedded rollout generates only from text, found {names}")
+            raise ConfigurationError(
+                f"The embedded rollout generates only from text, but a request has {', '.join(names)}. Remove images, "
+                "audio and videos from the data, or train on a GPU."
+            )
         if self._rejecting:
             return self._output(Completion([], [], aborted=True))
         prompt = tuple(int(token) for token in prompt_ids)
         sampling = sampling_from(sampling_params, prompt_length=len(prompt), config=self.config)
-        given = self._given(prompt) if self._answers else None
+        given = self._given(prompt) if self._responses else None
         drawn_for = self.config.seed, self.replica_rank, self.global_steps, self._seen[prompt], prompt
         seed = int.from_bytes(hashlib.blake2b(repr(drawn_for).encode(), digest_size=7).digest(), "little")
         self._seen[prompt] += 1
@@ -97,12 +107,13 @@ class EmbeddedServer:
         return self._output(await future, log_probs=bool(sampling_params.get("logprobs", False)))
 
     def _given(self, prompt: tuple[int, ...]) -> list[int]:
-        """The next answer of the file: a prompt's tokens choose the line of its first answer, the others follow it.
+        """Return the next response of the file.
 
-        A prompt that begins with a conversation's tokens is that conversation's next turn.
+        The tokens of a prompt choose the line of its first response, and its other responses are the lines after it.
+        A prompt that begins with the tokens of a conversation is the next turn of that conversation.
         """
         begun = [tokens for tokens, left in self._turns.items() if left and prompt[: len(tokens)] == tokens]
-        line = self._answers[(sum(prompt) + self._seen[prompt]) % len(self._answers)]
+        line = self._responses[(sum(prompt) + self._seen[prompt]) % len(self._responses)]
         turns = self._turns[max(begun, key=len)].pop(0) if begun else line
         self._turns[prompt + tuple(turns[0])].append(turns[1:] or turns)
         return turns[0]
@@ -141,7 +152,10 @@ class EmbeddedServer:
             return
         try:
             if not self._ready:
-                raise IntegrationError("the embedded rollout was asked to generate before it received weights")
+                raise IntegrationError(
+                    "verl sent a request to the embedded rollout before it had sent all weights of the model. "
+                    f"{versions()}"
+                )
             completions = await asyncio.to_thread(
                 generate, self._model, [request for request, _ in batch], eos=self._eos, abort=self._abort
             )
@@ -180,7 +194,10 @@ class EmbeddedServer:
             self._ready = False
             weights = dict(tensors)
             if others := self._model.load_state_dict(weights, strict=False).unexpected_keys:
-                raise IntegrationError(f"the trainer sent {others}; the rollout's model has no such weights")
+                raise IntegrationError(
+                    f"The trainer sent the weights {', '.join(others)}, but the model of the embedded rollout does not "
+                    f"have them. {OTHER_MODEL}"
+                )
             self._received |= weights.keys()
 
     async def finish_weights(self, global_steps: int | None) -> None:
@@ -189,7 +206,9 @@ class EmbeddedServer:
         missing = [name for name, tensor in self._parameters.items() if tensor.data_ptr() not in held]
         sent, self._received = len(self._received), set()  # reset for the next update even if this one fails
         if missing:
-            raise IntegrationError(f"the trainer sent {sent} weights, but not {missing}")
+            raise IntegrationError(
+                f"The trainer sent {sent} weights to the embedded rollout, but not {', '.join(missing)}. {OTHER_MODEL}"
+            )
         self._seen.clear()
         self._turns.clear()
         self._ready = True
@@ -203,7 +222,7 @@ class EmbeddedServer:
 
 
 def _build(model_config: Any, dtype: str) -> tuple[Any, list[int], Any]:
-    """The model, whose weights come with the first update, its end tokens, and its tokenizer."""
+    """Return the model, whose weights the trainer sends later, its end tokens, and its tokenizer."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(model_config.hf_config, dtype=getattr(torch, dtype))
@@ -212,10 +231,10 @@ def _build(model_config: Any, dtype: str) -> tuple[Any, list[int], Any]:
     return model.eval(), sorted({model_config.tokenizer.eos_token_id, *more} - {None}), model_config.tokenizer
 
 
-def _answers(config: Any, tokenizer: Any) -> list[list[list[int]]]:
-    """The tokens of `engine_kwargs.embedded.answers`, a file of JSON lines: an answer, or the list of its turns."""
-    file = (config.engine_kwargs.get("embedded") or {}).get("answers")
+def _responses(config: Any, tokenizer: Any) -> list[list[list[int]]]:
+    """Return the tokens of the responses, by turn, in the JSONL file `engine_kwargs.embedded.responses`."""
+    file = (config.engine_kwargs.get("embedded") or {}).get("responses")
     if not file:
         return []
     end, encode = tokenizer.eos_token_id, tokenizer.encode
-    return [[[*encode(text, add_special_tokens=False), end] for text in turns] for turns in read_answers(Path(file))]
+    return [[[*encode(text, add_special_tokens=False), end] for text in turns] for turns in read_responses(Path(file))]

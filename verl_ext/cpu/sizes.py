@@ -1,4 +1,4 @@
-"""Fit a run to a machine without an accelerator: threads per process, tokens per micro-batch, answers at once.
+"""Fit a run to a machine without an accelerator: threads per process, tokens per micro-batch, concurrent responses.
 
 The preset `cpu` leaves the sizes open. `fill` sets them from the machine and the model before Ray starts.
 """
@@ -16,16 +16,16 @@ MOST_TOKENS = 16384
 """verl's default of `ppo_max_token_len_per_gpu`, which a small model keeps."""
 MICRO_BATCH_BYTES = 2.5e9
 """Logits and activations of one micro-batch in a default run."""
-MOST_ANSWERS = 256
+MOST_RESPONSES = 256
 """verl's default of `max_num_seqs`, which a small model keeps."""
 CACHE_BYTES = 1.5e9
-"""Keys and values of the answers that the embedded rollout generates at once, less than a micro-batch of the update."""
+"""Keys and values of the responses that the embedded rollout generates concurrently, less than a micro-batch needs."""
 COPIES_OF_LOGITS = 6
 """In the update, in fp32: logits, log-softmax, entropy and their gradients."""
 
 
 def fill(config: Any) -> None:
-    """Set threads, tokens of a micro-batch and answers generated at once where the configuration leaves them open."""
+    """Set threads, tokens per micro-batch and concurrent responses if the configuration leaves them open."""
     with open_dict(config):
         variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars")
         if variables is not None and THREADS not in variables:
@@ -33,24 +33,25 @@ def fill(config: Any) -> None:
             cores = len(os.sched_getaffinity(0))
             variables[THREADS] = os.environ.get(THREADS) or str(max(1, cores // config.trainer.n_gpus_per_node))
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-        tokens, answers = _what_fits(config)
+        tokens, responses = _what_fits(config)
         if actor.ppo_max_token_len_per_gpu is None:
             actor.ppo_max_token_len_per_gpu = tokens
         if rollout.max_num_seqs is None:
-            rollout.max_num_seqs = answers if rollout.name == "embedded" else MOST_ANSWERS
+            rollout.max_num_seqs = responses if rollout.name == "embedded" else MOST_RESPONSES
 
 
 def _what_fits(config: Any) -> tuple[int, int]:
-    """Tokens of a micro-batch, at least one whole sequence, and answers at their full length; at most verl's defaults.
+    """Return tokens per micro-batch, at least one whole sequence, and concurrent responses of full length.
 
-    verl's defaults for a model on a hub, which is not downloaded yet, or one that names its sizes otherwise.
+    Both are at most verl's defaults. Return verl's defaults for a model on the Hugging Face Hub, which may not be
+    downloaded yet, and for a model whose configuration has other names for its sizes.
     """
     file = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
     values = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     values = values.get("text_config", values)
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     if not all(isinstance(values.get(name), int) for name in names):
-        return MOST_TOKENS, MOST_ANSWERS
+        return MOST_TOKENS, MOST_RESPONSES
     vocabulary, hidden, inner, layers, heads = (values[name] for name in names)
     # Bytes of a token in fp32: in the update without gradient checkpointing, and its keys and values.
     update = 4 * (COPIES_OF_LOGITS * vocabulary + layers * (12 * hidden + 4 * inner))
@@ -58,4 +59,4 @@ def _what_fits(config: Any) -> tuple[int, int]:
     cache = 4 * 2 * layers * keys
     sequence = int(config.data.max_prompt_length + config.data.max_response_length)
     tokens = max(sequence, min(MOST_TOKENS, int(MICRO_BATCH_BYTES / update)))
-    return tokens, max(1, min(MOST_ANSWERS, int(CACHE_BYTES / (sequence * cache))))
+    return tokens, max(1, min(MOST_RESPONSES, int(CACHE_BYTES / (sequence * cache))))

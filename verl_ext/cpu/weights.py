@@ -14,12 +14,12 @@ from verl.workers.rollout.utils import ensure_async_iterator
 Weight = tuple[str, torch.Tensor]
 
 
-async def buckets(weights: Iterable[Weight] | AsyncIterable[Weight], room: int) -> AsyncIterator[list[Weight]]:
-    """Weights in lists of at most `room` bytes; a larger weight has a list for itself."""
+async def buckets(weights: Iterable[Weight] | AsyncIterable[Weight], max_bytes: int) -> AsyncIterator[list[Weight]]:
+    """Yield lists of weights with at most `max_bytes` bytes each; a larger weight has a list for itself."""
     bucket: list[Weight] = []
     size = 0
     async for name, tensor in ensure_async_iterator(weights):
-        if bucket and size + tensor.nbytes > room:
+        if bucket and size + tensor.nbytes > max_bytes:
             yield bucket
             bucket, size = [], 0
         bucket.append((name, tensor.detach().cpu()))

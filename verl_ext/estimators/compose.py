@@ -27,7 +27,7 @@ class ComposeSettings:
     """`algorithm.compose`."""
 
     steps: tuple[Any, ...] | None = None
-    """In order, each a name, or `{step: name, setting: value}`; `package.module:Class` is a step of your own."""
+    """Steps in order, each a name or `{step: name, setting: value}`. A custom step is `package.module:Class`."""
 
 
 SECTION = ComposeSettings
@@ -44,8 +44,9 @@ def compose(settings: Settings) -> Chain:
     items = settings.of("compose", ComposeSettings).steps
     if not items:
         raise ConfigurationError(
-            f"algorithm.adv_estimator=compose needs a list of steps: set '{WHERE}=[...]', for example "
-            "'[weighted_sum,center,scale_by_std]'; `python -m verl_ext show gdpo` prints the list of gdpo"
+            f"algorithm.adv_estimator=compose needs a list of steps, but {WHERE} is not set. Set "
+            f"'++{WHERE}=[weighted_sum,center,scale_by_std]', for example. `python -m verl_ext show gdpo` prints the "
+            "list of gdpo."
         )
     steps = tuple(read_step(item, f"{WHERE}[{index}]", settings.rewards.weights) for index, item in enumerate(items))
     check_order(steps, WHERE)

@@ -30,13 +30,14 @@ class DgpoSettings:
     """`algorithm.dgpo`."""
 
     dgae: bool = True
-    """Divide by the mean absolute deviation; False: by the std, as GRPO does."""
+    """Whether to divide by the group's mean absolute deviation instead of its standard deviation, as in GRPO."""
     dqw: bool = True
-    """Weigh groups by difficulty."""
+    """Whether to weight prompts by difficulty."""
     dqw_temp: float = bounded(WeightByDifficulty.dqw_temp, low=1e-6, only_with={"dqw": (True,)})
-    """Temperature of that weighting."""
+    """Temperature of the weights by difficulty. A smaller value gives hard prompts more weight."""
     balance: Literal["auto", "token", "sequence", "none"] = "auto"
-    """What the loss averages over: `token`, `sequence`, `none`; `auto` follows the actor's `loss_agg_mode`."""
+    """Unit over which the loss averages: `token`, `sequence`, or `none`. `auto` derives it from the actor's
+    `loss_agg_mode`."""
 
 
 SECTION = DgpoSettings
@@ -44,7 +45,7 @@ PRESET = {"actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean", "use_kl
 
 
 def dgpo(settings: Settings) -> Chain:
-    """Scale by the mean absolute deviation, balance, weigh by difficulty.
+    """Scale by the mean absolute deviation, balance, and weight by difficulty.
 
     >>> from verl_ext.core.batch import Batch
     >>> right = [1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0]

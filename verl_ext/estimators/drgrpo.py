@@ -31,7 +31,7 @@ class DrgrpoSettings:
     """`algorithm.drgrpo`."""
 
     check_loss: bool = True
-    """Refuse to start unless the actor's loss is Dr. GRPO's: token sums divided by a constant."""
+    """Whether a run is rejected if the actor's loss is not that of Dr. GRPO, which divides token sums by a constant."""
 
 
 SECTION = DrgrpoSettings
@@ -47,22 +47,31 @@ PRESET = {
 
 
 def rule(settings: Settings, select: Callable[[str], Any]) -> Iterator[Finding]:
-    """Complain unless the actor's loss is Dr. GRPO's; `select` reads an entry of verl's configuration."""
+    """Reject a run whose actor loss is not that of Dr. GRPO; `select` reads an entry of verl's configuration."""
     actor = "actor_rollout_ref.actor"
     if not settings.of("drgrpo", DrgrpoSettings).check_loss:
         return
-    add, factor = [], select(f"{actor}.loss_scale_factor")
+    mode, factor = f"{actor}.loss_agg_mode", f"{actor}.loss_scale_factor"
+    found, lines, value = [], [], select(factor)
     if settings.loss_agg_mode != "seq-mean-token-sum-norm":
-        add.append(f"{actor}.loss_agg_mode=seq-mean-token-sum-norm")
-    if isinstance(factor, bool) or not (isinstance(factor, int | float) and factor > 0):
-        add.append(f"{actor}.loss_scale_factor={select('data.max_response_length') or '<data.max_response_length>'}")
-    if add:
+        found.append(f"{mode}={settings.loss_agg_mode}")
+        lines.append(f"{mode}=seq-mean-token-sum-norm")
+    if isinstance(value, bool) or not (isinstance(value, int | float) and value > 0):
+        found.append(f"{factor}={'null' if value is None else repr(value)}")
+        lines.append(f"{factor}={select('data.max_response_length') or '<data.max_response_length>'}")
+    if lines:
         yield Finding(
-            "Dr. GRPO divides the token losses of a response by a constant; without a loss_scale_factor verl takes the "
-            f"longest response of a micro-batch: add {' '.join(add)}, or algorithm.drgrpo.check_loss=False"
+            "error",
+            f"Dr. GRPO divides the summed token losses of a response by a constant, but {' and '.join(found)}. Without "
+            "a loss_scale_factor, verl divides by the length of the longest response in a micro-batch.",
+            f"Set {' '.join(lines)}, or ++algorithm.drgrpo.check_loss=False to keep your loss.",
         )
     if select(f"{actor}.use_kl_loss"):
-        yield Finding(f"Dr. GRPO trains without a KL term: set {actor}.use_kl_loss=False", fatal=False)
+        yield Finding(
+            "warning",
+            f"{actor}.use_kl_loss=True adds a KL term to the loss, but Dr. GRPO trains without a KL term.",
+            f"Set {actor}.use_kl_loss=False, or ++algorithm.drgrpo.check_loss=False to keep your loss.",
+        )
 
 
 def drgrpo(settings: Settings) -> Chain:

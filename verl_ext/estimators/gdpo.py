@@ -27,7 +27,7 @@ from verl_ext.core.steps import Center, ScaleByMad, ScaleByStd, WeightedSum
 from verl_ext.core.totals import Whiten
 from verl_ext.core.typed import bounded
 from verl_ext.errors import Finding
-from verl_ext.settings import Settings
+from verl_ext.settings import VERL_NAMES, Settings
 
 
 @dataclass(frozen=True)
@@ -35,34 +35,40 @@ class GdpoSettings:
     """`algorithm.gdpo`."""
 
     whiten: Literal["sequence", "token", "none"] | None = None
-    """`sequence` (the paper), `token` (NVIDIA's verl fork and verl itself), `none`; null: `sequence`, and an error with
-    verl's own `algorithm.gdpo_reward_keys`."""
+    """Unit of the final whitening: `sequence` (the paper), `token` (verl and NVIDIA's fork), or `none`. null:
+    `sequence`, and an error if `algorithm.gdpo_reward_keys` is set."""
     scale: Literal["std", "mad", "none"] = "std"
-    """What each reward is divided by in its group: `std`, `mad` (mean absolute deviation), `none`."""
+    """Divisor of each reward in its group: `std` (standard deviation), `mad` (mean absolute deviation), or `none`."""
     epsilon: float | None = bounded(None, above=0.0)
-    """Added to the divisors; null: 0 in the group, where it would leave a rest of rewards that cancel, and 1e-6 in the
-    last step. With `whiten=token` it is 1e-6 in the group. NVIDIA's TRL code has 1e-4."""
+    """Constant added to the divisors. null: 0 in the group (1e-6 with `whiten=token`) and 1e-6 in the whitening.
+    NVIDIA's TRL code uses 1e-4."""
 
 
 SECTION = GdpoSettings
 
 
 def rule(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Finding]:
-    """Complain about a configuration written for verl's own gdpo, where its numbers would change unsaid."""
-    if settings.verl_names and settings.of("gdpo", GdpoSettings).whiten is None:
+    """Report a configuration written for verl's own gdpo if its advantages would change silently."""
+    names = [f"algorithm.{name}" for name in VERL_NAMES.values() if name in settings.given]
+    if names and settings.of("gdpo", GdpoSettings).whiten is None:
+        belong = "is a setting" if len(names) == 1 else "are settings"
         yield Finding(
-            "algorithm.gdpo_reward_keys are verl's names, and verl's gdpo whitens over tokens: set "
-            "++algorithm.gdpo.whiten=token for verl's numbers, or ++algorithm.gdpo.whiten=sequence for the paper's"
+            "error",
+            f"{' and '.join(names)} {belong} of verl's gdpo, which whitens over tokens. The gdpo of verl_ext whitens "
+            "over sequences by default.",
+            "Set ++algorithm.gdpo.whiten=token to match verl, or ++algorithm.gdpo.whiten=sequence to match the paper.",
         )
-    if settings.verl_names and not settings.norm_by_std:
+    if names and not settings.norm_by_std:
         yield Finding(
-            "algorithm.norm_adv_by_std_in_grpo=False leaves out the division by std, which verl's own gdpo keeps",
-            fatal=False,
+            "warning",
+            "algorithm.norm_adv_by_std_in_grpo=False removes the division by the standard deviation from the gdpo of "
+            "verl_ext. verl's own gdpo ignores this setting.",
+            "Remove algorithm.norm_adv_by_std_in_grpo=False to match verl.",
         )
 
 
 def gdpo(settings: Settings) -> Chain:
-    """Normalize each reward in its group, weigh and sum, whiten.
+    """Normalize each reward in its group, take the weighted sum, and whiten.
 
     >>> from verl_ext.core.batch import Batch
     >>> correctness, format = [3, -3, -3, -3], [1, 1, 0, 0]

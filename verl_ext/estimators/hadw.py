@@ -27,7 +27,7 @@ from dataclasses import dataclass, fields
 from verl_ext.core.chain import Chain
 from verl_ext.core.history import Anchor, WeightByHistory
 from verl_ext.core.lists import check_order
-from verl_ext.errors import ConfigurationError, unknown
+from verl_ext.errors import ConfigurationError, listed
 from verl_ext.registry import ESTIMATORS, load
 from verl_ext.settings import Settings
 
@@ -46,11 +46,14 @@ class HadwSettings(Anchor):
     """`algorithm.hadw`."""
 
     base: str = "grpo"
-    """The estimator whose advantage is reweighted."""
+    """Estimator whose advantages are reweighted."""
 
     def __post_init__(self) -> None:
         if self.base not in bases():
-            raise ConfigurationError(f"algorithm.hadw.base: {unknown('value', self.base, bases())}")
+            raise ConfigurationError(
+                f"algorithm.hadw.base={self.base!r} is not an estimator on which hadw can build. Set "
+                f"algorithm.hadw.base to one of {listed(bases())}."
+            )
 
 
 SECTION = HadwSettings

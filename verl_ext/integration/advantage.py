@@ -1,6 +1,7 @@
-"""Compute advantages in verl's convention, for the names that verl finds here: those that nobody has registered.
+"""Compute advantages with verl's estimator signature.
 
-verl's registry stays as it is, so a name that somebody registers, before or after this package, is his.
+verl's registry is not modified. An estimator that another package registers under the same name takes precedence,
+whether it is registered before or after verl_ext is loaded.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +19,14 @@ from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array, Index, divide
 from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, share_metrics, turn_metrics
 from verl_ext.core.rows import float_mask, row_sums, scores
-from verl_ext.errors import IntegrationError
+from verl_ext.errors import IntegrationError, listed
 from verl_ext.integration import checkpoint, dump
 from verl_ext.integration.run import CURRENT, Run
 from verl_ext.integration.table import Table, is_number
 from verl_ext.names import is_ours
+
+ZERO_BATCHES = 5
+"""The number of consecutive batches without an advantage after which a run is warned."""
 
 
 def install(core_algos: ModuleType) -> None:
@@ -45,8 +49,8 @@ def compute(
     rows, settings = table.rows, run.settings.rewards
     if len(rows.owner) != len(response_mask):
         raise IntegrationError(
-            f"{name} was called with {len(response_mask)} rows of a batch of {len(rows.owner)}: the trainer must pass "
-            "all rows"
+            f"The estimator {name!r} was called with {len(response_mask)} of the {len(rows.owner)} rows of a batch. "
+            "Pass all rows in the trainer, because advantages depend on the whole batch."
         )
     run.computed_at, run.called = run.step, True
     mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
@@ -82,9 +86,9 @@ def _at_work(name: str) -> tuple[Run, Chain, Table]:
     if run is None or run.name != name or run.chain is None or run.table is None:
         hooks.require()
         raise IntegrationError(
-            f"the estimator {name!r} was called outside the advantage step of a trainer that verl_ext has checked: "
-            "start a trainer of trainer.v1.trainer_mode, or RayPPOTrainer; in code of your own call "
-            f"build({name!r}, settings)(Batch.of(...))"
+            f"The estimator {name!r} was called outside the advantage step of a trainer that verl_ext has checked. "
+            "Use a trainer of trainer.v1.trainer_mode or RayPPOTrainer. In your own code, call "
+            f"verl_ext.build({name!r}, settings)(Batch.of(...))."
         )
     return run, run.chain, run.table
 
@@ -107,6 +111,7 @@ def _run_chain(run: Run, chain: Chain, batch: Batch) -> Array:
     if run.settings.verl_ext.dump_dir is not None:
         dump.write(run, batch, result.advantages)
     run.metrics |= advantage_metrics(result.advantages)
+    _watch_zero_advantages(run, batch, result.advantages)
     if result.summed is not None:
         rest = batch.kl_reward is not None
         run.metrics |= share_metrics(batch.components, batch.groups, *result.summed, result.advantages, rest=rest)
@@ -114,6 +119,23 @@ def _run_chain(run: Run, chain: Chain, batch: Batch) -> Array:
         run.metrics |= turn_metrics(batch)
     run.metrics |= {f"{metric_name(run.name)}/{short}": value for short, value in result.metrics.items()}
     return result.advantages
+
+
+def _watch_zero_advantages(run: Run, batch: Batch, advantages: Array) -> None:
+    """Log a warning if every advantage has been 0 for several batches, because such a run does not learn."""
+    run.zero_batches = 0 if advantages.any() else run.zero_batches + 1
+    if run.zero_batches < ZERO_BATCHES:
+        return
+    by_key = batch.by_key()
+    varies = np.any(by_key.groups.varies(by_key.returns), axis=0).tolist()
+    constant = [key for key, varying in zip(by_key.keys, varies, strict=True) if not varying]
+    reason = f"The rewards {listed(constant)} do not vary in any group." if constant else "The rewards cancel."
+    run.warn_once(
+        "zero advantages",
+        f"Every advantage has been 0 in the last {run.zero_batches} batches, up to step {run.step}, so the model does "
+        f"not learn. {reason} Check the curves reward/<key>/mean, the difficulty of the prompts and the sampling "
+        "temperature.",
+    )
 
 
 def log_and_dump(run: Run, table: Table, tensors: Callable[[], Mapping[str, torch.Tensor]] | None) -> None:
@@ -149,10 +171,13 @@ def log_rewards(run: Run, table: Table, batch: Batch | None = None, part: Index 
     """Add the metrics of the rewards in `batch`, and of the others if all are logged; of a part of the responses."""
     for key, entries in table.entries.items():
         missing = np.bincount(table.owner) - entries
-        for name, count in {"cut": -missing, "missing": missing}.items():
+        for name, count in {"truncated": -missing, "missing": missing}.items():
             run.metrics[f"reward/{metric_name(key)}/{name}_entries"] = float(count.clip(0).sum())
         if not entries.any():
-            text = f"reward {key!r} (algorithm.rewards.per_turn) has no entry in a whole batch"
+            text = (
+                f"The reward {key!r} has no entry for any turn of a whole batch. Return one number per turn, or "
+                "remove it from algorithm.rewards.per_turn."
+            )
             run.warn_once(f"no entries: {key}", text)
     if run.log == "none":
         return
@@ -170,7 +195,7 @@ def log_rewards(run: Run, table: Table, batch: Batch | None = None, part: Index 
         if isinstance(name, str) and all(value is None or is_number(value) for value in table.fields[name]):
             others.append(name)
         else:
-            text = f"the reward function's {name!r} has no curve: it is not always a number"
+            text = f"The component {name!r} of the reward function has no metrics, because it is not always a number."
             run.warn_once(f"no curve: {name}", text)
     if others:
         run.metrics |= reward_metrics(replace(table, spans=None).batch(others, part, counts=False))

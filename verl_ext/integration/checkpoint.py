@@ -1,4 +1,4 @@
-"""Save an estimator's state in verl's checkpoints, and load it: one JSON file, written whole or not at all."""
+"""Save an estimator and its state in verl's checkpoints, and load it: one JSON file, written whole or not at all."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext import __version__
-from verl_ext.core.chain import plain_state
+from verl_ext.core.chain import Chain, plain_state
 from verl_ext.errors import CheckpointError, reading
 from verl_ext.files import replacing, sync_folder
 from verl_ext.integration.run import Run
@@ -23,16 +23,17 @@ TRACKER = "latest_checkpointed_iteration.txt"
 STEP_FOLDER = "global_step_"
 DATA = "data.pt"
 """The file that every trainer of verl writes into a checkpoint after the model and before the tracker."""
+EMPTY_HISTORY = "The run resumes at step %d, but %s. The history of %s starts empty in the middle of the run."
 QUEUE = "transfer_queue"
-"""The folder of answers under way, which verl's asynchronous trainers write after `data.pt`."""
+"""The folder of unfinished responses, which verl's asynchronous trainers write after `data.pt`."""
 
 
 @contextmanager
 def saving(run: Run) -> Iterator[None]:
-    """Write the state of a run of ours into the checkpoint that verl writes in the block.
+    """Write `verl_ext.json` into the checkpoint that verl writes in the block.
 
-    An earlier run's `data.pt` and queue are put aside, so that a kill leaves no mixture of two runs. If the block
-    raises, they come back only if no other file has changed and no other rank can still write.
+    The `data.pt` and the queue of an earlier run are put aside, so that a killed save leaves no mixture of two runs. If
+    the block raises, they are put back only if no other file has changed and no other rank can still write.
     """
     folder = _folder(run)
     path, data = folder / FILE, folder / DATA
@@ -44,33 +45,33 @@ def saving(run: Run) -> Iterator[None]:
             _remove(_aside(old))  # of a save that was killed
             aside[old] = old.rename(_aside(old))
         sync_folder(folder)
+        content = {
+            "verl_ext": __version__,
+            "global_step": run.step,
+            "overwrites": overwrites,
+            "computed_at": run.computed_at,
+            **_identity(run),
+            "accuracy": run.accuracy,
+            "state": state,
+        }
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(content, indent=2, allow_nan=False), encoding="utf-8")
         if state is not None:
-            content = {
-                "verl_ext": __version__,
-                "global_step": run.step,
-                "overwrites": overwrites,
-                "computed_at": run.computed_at,
-                "estimator": run.name,
-                "accuracy": run.accuracy,
-                "state": state,
-            }
-            with replacing(path) as temporary:
-                temporary.write_text(json.dumps(content, indent=2, allow_nan=False), encoding="utf-8")
-            logger.info("saved the state of %s to %s", run.name, path)
+            logger.info("Saved the state of %s to %s.", run.name, path)
         before = _files(folder)
         yield
     except Exception as error:
         if before is not None and data not in aside:
             raise
         why = str(error).rpartition("\n")[2]  # a worker's traceback ends with it
-        left = "the folder may hold files of two runs: resume from another checkpoint"
+        left = "The folder may contain files of two runs. Resume from another checkpoint."
         if before is None or (run.trainer.actor_rollout_wg.world_size == 1 and before == _files(folder)):
-            left = "nothing was overwritten, its model is there: a run can resume from it as before"
+            left = "No file was overwritten, so a run can still resume from the earlier checkpoint in this folder."
             if not had_state:
                 path.unlink(missing_ok=True)
             for old, kept in reversed(aside.items()):  # `data.pt` last: with it the checkpoint is whole
                 kept.rename(old)
-        raise CheckpointError(f"step {run.step} cannot be saved to {folder}: {why:.200}; {left}") from error
+        raise CheckpointError(f"Step {run.step} cannot be saved to {folder}: {why:.200}. {left}") from error
     for stale in folder.glob(f".{FILE}.*.tmp"):
         _remove(stale)
 
@@ -91,12 +92,12 @@ def remove_earlier_state(trainer: Any) -> None:
     except OSError as error:
         if os.path.isfile(path):  # `Path.is_file` raises for a folder that cannot be searched
             raise CheckpointError(
-                f"{path} is the state of an earlier run, whose checkpoint this save overwrites, and it cannot be "
-                f"removed: {error.strerror}. Make the folder writable, or set another trainer.default_local_dir"
+                f"{path} is the state of an earlier run, whose checkpoint this save overwrites. It cannot be removed: "
+                f"{error.strerror}. Make the folder writable, or set another trainer.default_local_dir."
             ) from error
         return
     sync_folder(path.parent)
-    logger.info("removed %s, the state of an earlier run: this save overwrites its checkpoint", path)
+    logger.info("Removed %s, the state of an earlier run, because this save overwrites its checkpoint.", path)
 
 
 def _aside(old: Path) -> Path:
@@ -121,9 +122,9 @@ def _files(folder: Path) -> dict[Path, tuple[int, int]]:
 
 
 def load(run: Run) -> None:
-    """Load the state after verl has loaded its checkpoint; raise if the run cannot go on with it.
+    """Load the state after verl has loaded its checkpoint; raise if the run cannot continue with it.
 
-    Log a warning if the checkpoint has none.
+    Log a warning if the checkpoint has no state, or if another estimator, other rewards or other weights saved it.
     """
     config = run.trainer.config.trainer
     if config.resume_mode == "disable" or run.step <= 0:
@@ -131,31 +132,92 @@ def load(run: Run) -> None:
     run.start = run.step
     folder = Path(config.resume_from_path) if config.resume_mode == "resume_path" else _folder(run)
     if run.chain is not None and _aside(folder / DATA).exists() and not (folder / DATA).exists():
-        raise CheckpointError(f"{folder} may hold files of two runs, a save over it failed: resume from another one")
-    if run.chain is None or not run.chain.stateful:
-        return
+        raise CheckpointError(
+            f"{folder} may contain files of two runs because overwriting it failed. Resume from another checkpoint."
+        )
     path = folder / FILE
+    if run.chain is not None and run.chain.stateful:
+        _load_state(run, run.chain, path)
+    else:
+        _compare_identity(run, path)
+
+
+def _load_state(run: Run, chain: Chain, path: Path) -> None:
+    """Load the state of a stateful estimator; raise if the file is damaged or belongs to another run."""
     try:
         data = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        if data["overwrites"] and not (folder / DATA).exists():
-            raise CheckpointError(f"{DATA} is missing beside it: a run was killed while it overwrote this checkpoint")
-        _require_fitting(data, run)
-        run.chain.check_state(data["state"])
-        run.state, run.accuracy = data["state"], data["accuracy"]
-        run.computed_at = run.step  # not that of the file, which may be one step behind: see `_require_fitting`
+        if data["overwrites"] and not (path.parent / DATA).exists():
+            raise CheckpointError(f"{DATA} is missing in this folder, because a run was killed while it overwrote it")
+        differences = [*_differences(data, run)]
+        if data["state"] is not None:
+            _require_fitting(data, run)
+            chain.check_state(data["state"])
+            run.state, run.accuracy = data["state"], data["accuracy"]
+            run.computed_at = run.step  # not that of the file, which may be one step behind: see `_require_fitting`
     except FileNotFoundError:
-        logger.warning(
-            "resuming at step %d, but %s does not exist: the history of %s starts empty in the middle of the run",
-            *(run.step, path, run.name),
-        )
+        logger.warning(EMPTY_HISTORY, run.step, f"{path} does not exist", run.name)
         return
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, CheckpointError) as error:
-        reason = str(error) if isinstance(error, CheckpointError) else f"it cannot be read: {error!r:.200}"
+        reason = str(error) if isinstance(error, CheckpointError) else f"It cannot be read: {error!r:.200}"
         raise CheckpointError(
-            f"{path}: {reason}. Resume with the settings that wrote it, or from another checkpoint; or delete the "
-            "file: the history then starts empty"
+            f"{path}: {reason.rstrip('.')}. Resume with the settings that wrote the file, or from another checkpoint. If you "
+            "delete the file, the history starts empty."
         ) from error
-    logger.info("read the state of %s from %s: its history goes on", run.name, path)
+    if run.state is None:
+        logger.warning(EMPTY_HISTORY, run.step, f"{path} has no state", run.name)
+    else:
+        logger.info("Loaded the state of %s from %s.", run.name, path)
+    _warn_of(differences, path)
+
+
+def _compare_identity(run: Run, path: Path) -> None:
+    """Log a warning if an estimator without a state resumes from a checkpoint that another configuration saved."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        differences = [*_differences(data, run)]
+    except FileNotFoundError:
+        if run.chain is not None:
+            logger.warning(
+                "The run resumes at step %d with %s, but %s does not exist. The checkpoint was saved by a run with one "
+                "of verl's own estimators, or without verl_ext.",
+                *(run.step, run.name, path),
+            )
+        return
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        logger.warning(
+            "%s cannot be read (%r), so verl_ext cannot verify that the checkpoint was saved with the same estimator.",
+            *(path, error),
+        )
+        return
+    _warn_of(differences, path)
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    """Return the estimator and the rewards of a run, as a checkpoint stores them."""
+    rewards = run.settings.rewards
+    keys = list(rewards.keys or ())
+    return {"estimator": run.name, "keys": keys, "weights": list(rewards.weights or [1.0] * len(keys))}
+
+
+def _differences(data: Mapping[str, Any], run: Run) -> Iterator[str]:
+    """Yield each setting with which a checkpoint was saved and that is another one in this run."""
+    settings = {
+        "estimator": "algorithm.adv_estimator",
+        "keys": "algorithm.rewards.keys",
+        "weights": "algorithm.rewards.weights",
+    }
+    for name, now in _identity(run).items():
+        if data[name] != now:
+            yield f"{settings[name]}={data[name]} instead of {now}"
+
+
+def _warn_of(differences: list[str], path: Path) -> None:
+    if differences:
+        logger.warning(
+            "The run resumes from %s, which was saved with %s. It continues with the new values. To train from the "
+            "beginning, set trainer.resume_mode=disable or another trainer.default_local_dir.",
+            *(path.parent, " and ".join(differences)),
+        )
 
 
 def _folder(run: Run) -> Path:
@@ -164,18 +226,24 @@ def _folder(run: Run) -> Path:
 
 
 def _require_fitting(data: Any, run: Run) -> None:
-    """Raise if a file's state is not the one from which the run goes on.
+    """Raise if a file's state is not the one with which the run must continue.
 
     The state may be one step older than its checkpoint: a trainer that counts its step before its last save, as
     verl-recipe's DAPO does, saves the model of step N as step N + 1.
     """
     step, computed_at = run.step, data["computed_at"]
     if data["global_step"] != step:
-        raise CheckpointError(f"it was written at step {data['global_step']!r}, the run resumes at step {step}")
+        raise CheckpointError(
+            f"The file was written at step {data['global_step']!r}, but the run resumes at step {step}"
+        )
     if data["estimator"] != run.name:
-        raise CheckpointError(f"it holds the state of {data['estimator']}, this run is {run.name}")
+        raise CheckpointError(
+            f"The file contains the state of algorithm.adv_estimator={data['estimator']}, but this run uses {run.name}"
+        )
     if computed_at < step - 1:
-        raise CheckpointError(f"its state was computed at step {computed_at}, its checkpoint is that of step {step}")
+        raise CheckpointError(
+            f"The state was computed at step {computed_at}, but the checkpoint belongs to step {step}"
+        )
     if data["accuracy"] is not None:
         key, settings = data["accuracy"]["key"], run.settings.rewards
         now = {"key": settings.accuracy_key or key, "threshold": settings.accuracy_threshold}
@@ -183,33 +251,32 @@ def _require_fitting(data: Any, run: Run) -> None:
 
 
 def require_same_accuracy(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """Raise if a run that began with one accuracy would go on with another one."""
+    """Raise if a run that started with one accuracy would continue with another one."""
     if saved is not None and saved != now:
         raise CheckpointError(
-            f"the accuracy was {saved['key']!r} with threshold {saved['threshold']} in earlier batches or in the saved "
-            f"history, and is {now['key']!r} with threshold {now['threshold']} now. Set "
-            f"algorithm.rewards.accuracy_key={saved['key']}; if none was set, the reward function must return the same "
-            "names for every batch"
+            f"The accuracy was the reward {saved['key']!r} with threshold {saved['threshold']} in earlier batches or "
+            f"in the saved history, but now it is {now['key']!r} with threshold {now['threshold']}. Set "
+            f"algorithm.rewards.accuracy_key={saved['key']}, and return the same names for every batch."
         )
 
 
 def check_tracker(run: Run) -> None:
-    """Raise if a run would resume from a tracker that names no whole checkpoint; verl itself may begin anew.
+    """Raise if a run would resume from a tracker that names an incomplete checkpoint; verl might start over silently.
 
-    A process that was killed while it saved, or a full disk, leaves an empty tracker or half of a checkpoint.
+    A process that was killed while it saved, or a full disk, leaves an empty tracker or an incomplete checkpoint.
     """
     config = run.trainer.config.trainer
     home = Path(config.default_local_dir)
     path = home / TRACKER
     if run.chain is None or config.resume_mode != "auto" or not path.exists():
         return
-    with reading(f"{path}, the file with the step to resume from,", CheckpointError):
+    with reading(f"{path} (the file with the step to resume from)", CheckpointError):
         text = path.read_text(errors="replace").strip()
     if text.isdecimal() and (home / f"{STEP_FOLDER}{text}" / DATA).is_file():
         return
     whole = sorted((file.stat().st_mtime, file.parent.name) for file in home.glob(f"{STEP_FOLDER}*/{DATA}"))
-    newest = f"the newest whole checkpoint is {whole[-1][1]}" if whole else "there is no whole checkpoint"
+    newest = f"The newest complete checkpoint is {whole[-1][1]}." if whole else "The folder has no complete checkpoint."
     raise CheckpointError(
-        f"{path} says {text[:20]!r}, which names no whole checkpoint; {newest}. Write the step to resume from into the "
-        "file, or set trainer.resume_mode=disable to start from scratch"
+        f"{path} contains {text[:20]!r}, which is not the step of a complete checkpoint. {newest} Write the step to "
+        "resume from into the file, or set trainer.resume_mode=disable to train from the beginning."
     )

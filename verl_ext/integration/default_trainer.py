@@ -5,15 +5,18 @@ TransferQueue.
 """
 
 import logging
+from collections.abc import Hashable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from verl_ext import hooks
-from verl_ext.core.rows import dense
+from verl_ext.core.rows import dense, uids_of
 from verl_ext.integration import queue, sampling
 from verl_ext.integration.advantage import log_and_dump
+from verl_ext.integration.prompts import FIELDS, naming_prompts
 from verl_ext.integration.run import Run
 from verl_ext.integration.table import Table
 from verl_ext.integration.trainer import WithEstimators
@@ -43,14 +46,15 @@ class DefaultTrainer(WithEstimators):
         run = self._verl_ext
         if run is None:
             return verl._compute_advantage(batch, metrics)
-        table = queue.table_of(batch.keys, batch.partition_id, run.needs, tags=batch.tags)
-        missing = missing_responses(self, len(table.labels))
-        if run.settings.rewards.token_scores:
-            _write_token_scores(batch, table, run)
-        with run.computing(table):
-            result = verl._compute_advantage(batch, metrics)
-        if run.chain is None:
-            log_and_dump(run, table, lambda: _tensors(batch))
+        with naming_prompts(partial(_fields_of, batch)):
+            table = queue.table_of(batch.keys, batch.partition_id, run.needs, tags=batch.tags)
+            missing = missing_responses(self, len(table.labels))
+            if run.settings.rewards.token_scores:
+                _write_token_scores(batch, table, run)
+            with run.computing(table):
+                result = verl._compute_advantage(batch, metrics)
+            if run.chain is None:
+                log_and_dump(run, table, lambda: _tensors(batch))
         run.metrics[MISSING] = missing
         run.add_metrics(metrics)
         return result
@@ -66,11 +70,22 @@ def missing_responses(trainer: Any, arrived: int) -> float:
     missing = max(0, expected - arrived)
     if missing:
         logger.warning(
-            "step %d: %d of %d responses are missing (metric %s); verl trains on the rest. To replace prompts without "
-            "any response set trainer.v1.sampler.sync_refill_failed_groups=True data.gen_batch_size=1",
+            "Step %d: %d of %d responses are missing (metric %s), and verl trains on the rest. To replace prompts "
+            "without any response, set trainer.v1.sampler.sync_refill_failed_groups=True and data.gen_batch_size=1.",
             *(trainer.global_steps, missing, expected, MISSING),
         )
     return float(missing)
+
+
+def _fields_of(batch: Any, uid: Hashable) -> dict[str, Any]:
+    """Return the fields of the first response with this uid that say which row of the data it belongs to."""
+    key = batch.keys[uids_of(batch.keys).index(str(uid))]
+    data = queue.fetch([key], batch.partition_id, FIELDS)
+    fields = {}
+    for name in set(FIELDS).intersection(data.keys()):
+        values = data[name]
+        fields[name] = values[0] if isinstance(values, list) else values.tolist()[0]
+    return fields
 
 
 def _tensors(batch: Any) -> dict[str, torch.Tensor]:

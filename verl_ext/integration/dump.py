@@ -46,7 +46,11 @@ def write(run: Run, batch: Batch, advantages: Array, *, total: Array | None = No
             run.dumps = new_folder(Path(dump_dir), run.start)
         save(run.dumps / f"advantages-{run.step:08d}-{run.update:03d}.parquet", values, about)
     except Exception as error:  # noqa: BLE001 - pyarrow raises its own; no failure of a dump may end a run
-        run.warn_once(FAILED, f"algorithm.verl_ext.dump_dir={dump_dir}: {error}; this run dumps no more advantages")
+        run.warn_once(
+            FAILED,
+            f"Advantages cannot be written to algorithm.verl_ext.dump_dir={dump_dir}: {error}. This run writes no "
+            "more of them.",
+        )
 
 
 def new_folder(home: Path, start: int) -> Path:

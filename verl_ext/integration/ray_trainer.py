@@ -5,13 +5,14 @@ The metrics of a step are a local variable of `fit`, which calls `compute_data_m
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import FrameType, ModuleType
 from typing import Any
 from weakref import WeakSet
 
 from verl_ext import hooks
 from verl_ext.integration.advantage import log_and_dump
+from verl_ext.integration.prompts import FIELDS, naming_prompts
 from verl_ext.integration.run import CURRENT, Run
 from verl_ext.integration.table import of_batch
 from verl_ext.integration.trainer import WithEstimators
@@ -62,18 +63,25 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
     if run is None or "uid" not in data.non_tensor_batch:
         return original(data, *args, **kwargs)
     fields, mask = data.non_tensor_batch, data.batch["response_mask"]
+    uids = fields["uid"].tolist()
     returned = data.meta_info.get("reward_extra_keys")
-    table = of_batch(fields, data.batch, fields["uid"].tolist(), mask, run.needs, returned=returned)
-    if run.settings.rewards.token_scores:
-        lengths = data.batch["attention_mask"][:, -mask.shape[1] :].sum(dim=1)
-        for name, values in table.token_fields(run.settings.rewards.keys or (), lengths):
-            data.batch[name] = values.to_padded_tensor(0.0, mask.shape)
-    with run.computing(table):
-        result = original(data, *args, **kwargs)
-    run.require_called()
-    if run.chain is None:
-        # `use_pf_ppo` returns a new batch of rows drawn from this one.
-        log_and_dump(run, table, None if result is not data else lambda: data.batch)
+
+    def fields_of(uid: Hashable) -> dict[str, Any]:
+        row = uids.index(uid)
+        return {name: fields[name][row] for name in FIELDS if name in fields}
+
+    with naming_prompts(fields_of):
+        table = of_batch(fields, data.batch, uids, mask, run.needs, returned=returned)
+        if run.settings.rewards.token_scores:
+            lengths = data.batch["attention_mask"][:, -mask.shape[1] :].sum(dim=1)
+            for name, values in table.token_fields(run.settings.rewards.keys or (), lengths):
+                data.batch[name] = values.to_padded_tensor(0.0, mask.shape)
+        with run.computing(table):
+            result = original(data, *args, **kwargs)
+        run.require_called()
+        if run.chain is None:
+            # `use_pf_ppo` returns a new batch of rows that were resampled from this one.
+            log_and_dump(run, table, None if result is not data else lambda: data.batch)
     return result
 
 

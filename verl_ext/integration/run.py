@@ -1,4 +1,4 @@
-"""One `Run` per trainer: its settings, its estimator, its state. One ContextVar says which run is at work."""
+"""One `Run` per trainer: its settings, its estimator, its state. One ContextVar names the run that is computing."""
 
 import logging
 from collections.abc import Iterator
@@ -55,6 +55,8 @@ class Run:
     """The step at which it logged them; None before the first batch."""
     dumps: Path | None = None
     """The folder for the dumps of this start or resume."""
+    zero_batches: int = 0
+    """The number of consecutive batches, up to the last one, in which every advantage was 0."""
 
     @cached_property
     def log(self) -> str:
@@ -106,7 +108,7 @@ class Run:
             CURRENT.reset(token)
 
     def require_unchanged(self) -> None:
-        """Raise if somebody has changed the run's settings in the trainer's configuration since the run read them."""
+        """Raise if the run's settings in the trainer's configuration have changed since the run read them."""
         if self.trainer is None:
             return
         config = self.trainer.config
@@ -119,8 +121,9 @@ class Run:
         """Raise if the trainer computed the last advantages without the run's estimator."""
         if self.chain is not None and not self.called:
             raise IntegrationError(
-                f"{type(self.trainer).__qualname__} did not call the estimator {self.name!r}: its advantages are "
-                "computed by a function that was registered later, or without verl's lookup of estimators"
+                f"{type(self.trainer).__qualname__} did not call the estimator {self.name!r}. Its advantages were "
+                "computed by a function that was registered later, or without verl's get_adv_estimator_fn. Use verl's "
+                "compute_advantage in the trainer."
             )
 
     def add_metrics(self, metrics: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """Dynamic sampling, `algorithm.filter_groups.metric=any_reward` and `accuracy_between`.
 
-verl's own filter looks at one number per response, which need not be the sum from which the estimator learns.
-`any_reward` keeps a group if that sum varies in it, `accuracy_between` if its mean accuracy lies within two bounds.
-It takes the place of verl's filter in the replay buffer and counts the groups that it drops; verl refills the batch.
+verl's own filter reads one number per response, which need not be the sum from which the estimator learns.
+`any_reward` keeps a group if that sum varies in it. `accuracy_between` keeps a group if its mean accuracy lies within
+two bounds. The filter replaces verl's filter in the replay buffer and counts the groups that it drops. verl refills the
+batch.
 """
 
 from collections import Counter
@@ -78,7 +79,10 @@ class GroupFilter:
         table = queue.table_of(keys, partition_id, Needs(settings, (*(settings.keys or ()), *accuracy), score=True))
         missing = uids - set(map(str, table.labels))
         if missing or table.score is None:
-            raise IntegrationError(f"finished groups without a trajectory, or without scores: {sorted(missing)[:5]}")
+            raise IntegrationError(
+                f"The replay buffer has finished groups without a trajectory or without scores: {sorted(missing)[:5]}. "
+                f"Set algorithm.filter_groups.enable=False to train without verl_ext's filter."
+            )
         lists = (*(settings.per_turn or ()), *(settings.rubrics or ()))
         named = tuple(key for key in settings.keys or () if key not in lists)
         batch = table.batch(named or None)

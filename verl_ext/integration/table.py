@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from verl_ext.core.batch import LARGEST_REWARD, SCORE, Batch, unit_accuracy
-from verl_ext.core.groups import Array, Bools, Groups, Index
+from verl_ext.core.groups import Array, Bools, Groups, Index, label_text
 from verl_ext.core.items import Items, spread
 from verl_ext.core.rows import Rows, broadcast, row_sums, scores
 from verl_ext.core.turns import Turns, TurnSpans, pad_entries
@@ -135,8 +135,8 @@ class Table:
         """Return `[N]` the trainer's score before any KL term; `counts` as for `column`."""
         if self.score is None:
             raise DataError(
-                "the trainer's scores before KL are missing in this batch: the trainer must pass them as "
-                "batch['token_level_scores']"
+                "The trainer's scores without the KL term are missing in this batch. Pass them in the trainer as "
+                "batch['token_level_scores']."
             )
         return self.score if counts else _finite(self.score)
 
@@ -154,7 +154,7 @@ class Table:
             return self._numbers(key, self.fields[key], counts=counts)
         numeric = [name for name, values in self.fields.items() if any(map(is_number, values))]
         valid = {SCORE, *self.token_scores, *map(str, numeric)}
-        raise ConfigurationError(f"algorithm.rewards.{setting}: {unknown('reward component', key, valid)}")
+        raise ConfigurationError(f"algorithm.rewards.{setting}: {unknown('reward component', key, valid)}.")
 
     def accuracy_key(self) -> str:
         """Return the reward that is the accuracy: the named one, else by what the reward function returned."""
@@ -183,9 +183,9 @@ class Table:
         """
         if self.returned is None and name in self.fields:
             raise ConfigurationError(
-                f"the batch has a column {name!r}, but the trainer does not say whether the reward function returned "
-                "it: data.meta_info['reward_extra_keys'] is missing. Set algorithm.rewards.accuracy_key and "
-                "algorithm.rewards.keys to rewards of other names, or add these keys in the trainer"
+                f"The batch has a column {name!r}, but the trainer does not say whether the reward function returned "
+                "it, because data.meta_info['reward_extra_keys'] is missing. Set algorithm.rewards.accuracy_key and "
+                "algorithm.rewards.keys to rewards with other names, or add these keys in the trainer."
             )
         return name in (self.returned or ())
 
@@ -239,30 +239,44 @@ class Table:
                 flat[ends[lengths > 0] - 1] = values[lengths > 0]
                 yield TOKEN_FIELD + key, torch.nested.nested_tensor_from_jagged(flat, offsets)
 
-    def _field(self, name: str, who: str = "a step needs") -> Sequence[Any]:
+    def _field(self, name: str, who: str = "A step of the estimator reads") -> Sequence[Any]:
         """Return the `N` entries of a field, which a step or a setting names."""
         if name not in self.fields:
-            raise ConfigurationError(f"{who} the field {name!r}, but the batch has {listed(self.fields)}")
+            raise ConfigurationError(
+                f"{who} the field {name!r}, but the batch has only {listed(self.fields)}. Return it from the reward "
+                "function, or correct the name."
+            )
         return self.fields[name]
 
     def _numbers(self, key: str, values: Any, *, counts: bool) -> Array:
         """Return the values as floats, one per trajectory; NaN for what is no finite number if none `counts`."""
         if len(values) != len(self.labels):
-            raise DataError(f"reward {key!r} has {len(values)} entries, expected {len(self.labels)}: one per response")
+            raise DataError(
+                f"The reward {key!r} has {len(values)} entries for {len(self.labels)} responses. Return one value per "
+                "response."
+            )
         flat = math.prod(getattr(values, "shape", ())) == len(self.labels)
         if flat and isinstance(values, torch.Tensor):
             values = values.double().cpu().numpy()
         elif not (flat and isinstance(values, np.ndarray) and values.dtype.kind in "biuf"):
             for label, value in zip(self.labels, values, strict=True):
                 if counts and not is_number(value):
-                    said = "missing or None" if value is None else f"{value!r:.80} ({type(value).__name__})"
-                    raise DataError(
-                        f"reward {key!r} of uid {label!r} is {said}: return one number every time, NaN for 'not "
-                        f"scored'; for a list set algorithm.rewards.per_turn=[{key}] or rubrics=[{key}]"
-                    )
+                    raise _not_a_number(key, label, value)
             values = np.array([float(value) if counts or is_number(value) else np.nan for value in values])
         column: Array = values.astype(np.float64).reshape(len(self.labels))
         return column if counts else _finite(column)
+
+
+def _not_a_number(key: str, label: Hashable, value: Any) -> DataError:
+    """Return the error for a reward that is not one number."""
+    found = "missing or None" if value is None else f"{value!r:.80} ({type(value).__name__})"
+    fix = f"Return a number as {key!r} for every response, NaN if the response is not scored."
+    if isinstance(value, list | tuple | np.ndarray) or (isinstance(value, str) and value.startswith("[")):
+        fix += (
+            f" For a list with one number per turn, set algorithm.rewards.per_turn=[{key}]. For a list of criteria, "
+            f"set algorithm.rewards.rubrics=[{key}]."
+        )
+    return DataError(f"The reward {key!r} of {label_text(label)} is {found}. {fix}", label=label)
 
 
 def of_batch(

@@ -1,7 +1,7 @@
-"""What every trainer of verl gets: a run of this package, and its state in checkpoints.
+"""What verl_ext adds to every trainer of verl: a run, and its state in checkpoints.
 
-Over a default trainer our class inherits from the one that verl chose. `RayPPOTrainer` is replaced in its module, so
-that the subclasses of others inherit from ours.
+For the default trainer, our class inherits from the class that verl chose. `RayPPOTrainer` is replaced in its module,
+so that subclasses in other packages inherit from our class.
 """
 
 from dataclasses import fields
@@ -57,7 +57,7 @@ def start(trainer: WithEstimators, config: Any) -> Run | None:
     """Return the run of a trainer; None if it uses nothing of this package. Raise if it lacks a part."""
     verdict, unjudged = trainer._verl_ext_verdict, RunConfig.of(config)
     if verdict is None and unjudged is not None and unjudged.ours:
-        raise hooks.lacking("nothing has checked its configuration")
+        raise hooks.lacking("its configuration was not checked")
     if verdict is None or not verdict.ours:
         return None
     settings, chain = verdict.settings, verdict.chain
@@ -65,7 +65,7 @@ def start(trainer: WithEstimators, config: Any) -> Run | None:
     served = {name for base in type(trainer).__mro__ for name in vars(base).get("SERVES", ())}
     asked = {item.name for item in fields(given) if getattr(given, item.name) != item.default}
     if asked - served:
-        raise hooks.lacking(f"algorithm.verl_ext has {listed(asked - served)}, which no part of this trainer obeys")
+        raise hooks.lacking(f"it does not implement the settings {listed(asked - served)} of algorithm.verl_ext")
     if chain is not None:
         needed = ("_save_checkpoint", "_load_checkpoint") if chain.stateful else ()
         hooks.require_passed_on(type(trainer), WithEstimators, needed)

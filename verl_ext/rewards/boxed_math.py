@@ -1,17 +1,18 @@
-r"""Accuracy of the answer in \boxed{...}, judged by math-verify.
+r"""Accuracy of the final answer in \boxed{...}, verified by math-verify.
 
-`accuracy` is 1 if the last complete \boxed{...} of the answer equals the ground truth, else 0, and `score` is the same.
-The ground truth is the answer alone, or a solution with its own box. `\fbox{5}` is a box too, and so is `\boxed 5`: one
-number or one letter without braces, at the end of a formula, a line or a phrase. Any other box without braces, such as
-`\boxed 5x+3` or `\boxed \frac12`, is not read.
-math-verify decides what is equal: `\frac{1}{2}` equals `0.5`, and `x=5` equals `5`. An answer that it cannot read, such
-as `0.\overline{72}`, equals only the same text.
+`accuracy` is 1 if the last complete \boxed{...} of the response equals the ground truth, else 0. `score` has the same
+value. The ground truth is the final answer alone, or a solution that contains a box. `\fbox{5}` is a box as well, and
+so is `\boxed 5`: one number or one letter without braces, at the end of a formula, a line or a phrase. Any other box
+without braces, such as `\boxed 5x+3` or `\boxed \frac12`, is not read. math-verify decides what is equal: `\frac{1}{2}`
+equals `0.5`, and `x=5` equals `5`. An answer that math-verify cannot read, such as `0.\overline{72}`, equals only the
+same text.
 
 math-verify stops endless computations (`\boxed{9^{9^{9^9}}}`) with a signal, which Python allows only in the main
-thread. verl calls scorers in worker threads, where one such computation would also stop all other threads. So each
-process that calls the scorer starts a process that judges (see `math_judge`). An answer is wrong if judging it takes
-more than `timeout` seconds of CPU time or if it is longer than 2,000 characters. A ground truth may take ten times as
-long, because it is read only once; one that takes longer, is empty or has unbalanced braces is a `DataError`.
+thread. verl calls reward functions in worker threads, where one such computation would also stop all other threads. So
+each process that calls the reward function starts a child process for math-verify (see `math_judge`). An answer counts
+as incorrect if it takes more than `timeout` seconds of CPU time to verify, or if it is longer than 2,000 characters. A
+ground truth may take ten times as long, because it is read only once. A ground truth that takes longer, is empty or has
+unbalanced braces raises `DataError`.
 """
 
 import re
@@ -23,7 +24,7 @@ from verl_ext.rewards.math_judge import JUDGE, NoVerdictError
 from verl_ext.rewards.options import ExtraInfo, bad_truth, parse_options, require_package, row_name, truth_text
 
 MAX_CHARACTERS = 2000
-# A ground truth may take so many times the `timeout`.
+# A ground truth may take this multiple of `timeout`.
 GOLD_PATIENCE = 10
 
 _BARE = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)|[A-Za-z]"
@@ -40,7 +41,7 @@ _TOKEN = re.compile(rf"{_BOX}\s*(?:(?P<brace>\{{)|(?P<bare>{_BARE})(?={_END}))|\
 
 @dataclass(frozen=True)
 class Options:
-    """The keyword arguments of `compute_score`: `timeout`, seconds of CPU time for one judgement."""
+    """The keyword arguments of `compute_score`. `timeout`: limit of CPU time in seconds for verifying one answer."""
 
     timeout: float = bounded(0.5, above=0.0, high=3600.0)
     components, accuracies = ("accuracy",), ("accuracy", "score")
@@ -50,7 +51,7 @@ class Options:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the complete \boxed{...} that opens last; None without one.
+    r"""Return the content of the complete \boxed{...} that opens last, or None without a complete box.
 
     >>> last_boxed(r"\boxed{1}, no: \boxed{\frac{1}{2}}, or \boxed{3")
     '\\frac{1}{2}'
@@ -75,7 +76,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float = Options.timeout) -> str:
-    """Return the gold answer; raise `DataError`, which names the row, if there is none."""
+    """Return the gold answer, or raise `DataError`, which names the row, if the ground truth has none."""
     text = truth_text(row, ground_truth)
     boxed = last_boxed(text)
     if boxed is None and re.search(_BOX, text):
@@ -84,7 +85,7 @@ def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float 
     try:
         problem = _why_unreadable(gold, GOLD_PATIENCE * timeout)
     except NoVerdictError as error:  # not cached: the next sample asks again
-        problem = f"cannot be read: {error}"
+        problem = f"cannot be read, because {error}"
     if problem:
         raise bad_truth(row, problem, ground_truth, "an answer in LaTeX")
     return gold

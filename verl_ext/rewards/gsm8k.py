@@ -1,18 +1,19 @@
-r"""Three rewards of 0 or 1 for grade-school arithmetic: GDPO's GSM8K experiment.
+r"""Three rewards of 0 or 1 for grade-school arithmetic, as in GDPO's GSM8K experiment.
 
-The answer should be `<think>...</think>\n<answer>18</answer>`. With x the stripped text after the last `<answer>` up to
-`</answer>` (without tags the whole answer) and gold the text after `####`, the components are:
+The expected response is `<think>...</think>\n<answer>18</answer>`. Let x be the stripped text after the last `<answer>`
+up to `</answer>` (without tags, the whole response), and gold the text after `####`. The components are:
 
 - `correctness`: x is the gold number.
 - `integer`: x is written as an integer.
-- `format`: the stripped answer is the two sections and nothing else.
+- `format`: the stripped response consists of the two sections and nothing else.
 
-`strict` chooses how numbers are read:
+`strict` selects how numbers are read:
 
 - `corrected`, the default: `1,000`, `+1000` and `1000.0` are the number 1000, and `-5` and `1,000` are integers.
 - `reference`: as in NVIDIA's code, `x == gold` and `x.isdigit()`. So with a gold of `1,000` or `-5` (98 of GSM8K's
-  8,792) no answer is both right and an integer, `18.0` is wrong for 18, and superscript digits are an integer. The
-  answer is not stripped for `format`: space around it costs the reward, except one line break at the end.
+  8,792 rows) no answer is both correct and an integer, `18.0` is incorrect for 18, and superscript digits are an
+  integer. The response is not stripped for `format`: surrounding whitespace costs the reward, except for one line break
+  at the end.
 """
 
 import re
@@ -38,7 +39,9 @@ class Options:
 
 
 def read_number(text: str) -> Decimal | None:
-    """Parse a number; None if `text` is not one. `int` would take quadratic time, and refuse 4,301 digits.
+    """Parse a number, or return None if `text` is not a number.
+
+    `int` would take quadratic time and reject 4,301 digits.
 
     >>> read_number("-1,050.50") == Decimal("-1050.5")
     True
@@ -47,7 +50,7 @@ def read_number(text: str) -> Decimal | None:
 
 
 def check_ground_truth(ground_truth: object, row: str = "a row", strict: str = "corrected") -> str:
-    """Return the text after `####`, or all of it without that mark; raise `DataError` with the row if invalid."""
+    """Return the text after `####`, or the whole text without that mark. Raise `DataError` if it is invalid."""
     text = truth_text(row, ground_truth)
     gold = text.partition("####")[2].strip() if "####" in text else text
     is_integer = read_number(gold) is not None and "." not in gold
@@ -59,7 +62,7 @@ def check_ground_truth(ground_truth: object, row: str = "a row", strict: str = "
 def compute_score(
     data_source: object, solution_str: str, ground_truth: object, extra_info: ExtraInfo = None, **kwargs: object
 ) -> dict[str, float]:
-    r"""`correctness`, `integer`, `format`, and `score`, their sum.
+    r"""Return `correctness`, `integer`, `format`, and `score`, their sum.
 
     >>> compute_score("gsm8k", "<think>9 * 2</think>\n<answer>18</answer>", "#### 18")
     {'correctness': 1.0, 'integer': 1.0, 'format': 1.0, 'score': 3.0}

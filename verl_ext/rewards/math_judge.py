@@ -1,13 +1,14 @@
-r"""Run math-verify in a child process, which the kernel kills when a judgement takes too long.
+r"""Run math-verify in a child process, which the kernel kills if a verification takes too long.
 
 `python -I math_judge.py FD PATH` is the child: it reads (gold, answer, timeout) from a pipe and writes True or False.
-Before each judgement it sets a timer that kills it, even inside a big-integer operation, which Python code cannot
-interrupt. The timer counts CPU time, so that right answers stay right on a busy machine. A child that hangs uses none:
-it is killed after ten times that limit by the clock, and at least a minute; that is an error, not a wrong answer.
+Before each verification it sets a timer that kills it, even inside a big-integer operation, which Python code cannot
+interrupt. The timer counts CPU time, so that correct answers stay correct on a busy machine. A child that hangs uses no
+CPU time. It is killed after ten times the limit in wall time, and after at least a minute. That is an error, and the
+answer does not count as incorrect.
 
-A child answers one question at a time and is used again only after it has answered. An exception between a question and
-its reply ends the child, so that a late reply is never taken for the reply to the next question. Process pools (pebble,
-loky, `concurrent.futures`) hang after random interruptions and limit wall time.
+A child processes one request at a time and is reused only after its reply. An exception between a request and its reply
+ends the child, so that a late reply is never taken for the reply to the next request. Process pools (pebble, loky,
+`concurrent.futures`) hang after random interruptions and limit wall time.
 """
 
 import logging
@@ -24,33 +25,33 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_START_SECONDS = 60.0  # of CPU time for the first judgement, which loads most of sympy
-_PATIENCE = 10  # seconds by the clock for each second of CPU time
-_LEAST_WAIT = 60.0  # seconds by the clock, because two dozen judgements may share two cores
+_START_SECONDS = 60.0  # of CPU time for the first verification, which loads most of sympy
+_PATIENCE = 10  # seconds of wall time for each second of CPU time
+_LEAST_WAIT = 60.0  # seconds of wall time, because two dozen verifications may share two cores
 _MEMORY = 4 << 30  # bytes of address space: the limit for runaway powers of integers
 
 
 class NoVerdictError(Exception):
-    """math-verify did not finish; the message says why."""
+    """math-verify did not finish. The message says why."""
 
 
 class Judge:
-    """Starts the child at the first judgement. One thread at a time asks it."""
+    """Starts the child for the first verification, and lets one thread at a time use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: _Child | None = None
 
     def equal(self, gold: str, answer: str, timeout: float) -> bool:
-        """Return whether math-verify finds both equal; log a warning and return False if it does not finish."""
+        """Return whether both are equal. Log a warning and return False if math-verify does not finish."""
         try:
             return self.ask(gold, answer, timeout)
         except NoVerdictError as error:
-            logger.warning("%s, counted as wrong: %.200r", error, answer)
+            logger.warning("%s, so the answer counts as incorrect: %.200r", error, answer)
             return False
 
     def ask(self, gold: str, answer: str, timeout: float) -> bool:
-        """Return whether both are equal; raise `NoVerdictError` after `timeout` seconds of CPU time."""
+        """Return whether both are equal. Raise `NoVerdictError` after `timeout` seconds of CPU time."""
         with self._lock:
             for _ in range(2):  # the idle child may have been killed
                 child = self._idle or _start()
@@ -60,11 +61,11 @@ class Judge:
                     self._idle = child
                     return verdict
                 if child.popen.returncode == -signal.SIGPROF:
-                    raise NoVerdictError(f"math-verify took over {timeout:g} s")
-            raise NoVerdictError(f"math-verify's process ended twice, with status {child.popen.returncode}")
+                    raise NoVerdictError(f"math-verify took more than {timeout:g} s of CPU time")
+            raise NoVerdictError(f"the process of math-verify ended twice, with status {child.popen.returncode}")
 
     def forget(self) -> None:
-        """Leave the child to the process that was forked; the next judgement here starts a new one."""
+        """Leave the child to the parent process after a fork. The next verification here starts a new child."""
         if self._idle:
             self._idle.pipe.close()
             self._idle.popen.returncode = 0  # only the parent can wait for it
@@ -78,7 +79,7 @@ os.register_at_fork(after_in_child=JUDGE.forget)
 class _Child:
     def __init__(self) -> None:
         self.pipe, theirs = Pipe()
-        # The search path of the caller, with the working folder last: no file there may hide a library.
+        # The search path of the caller, with the working folder last, so that no file there can shadow a library.
         here = os.path.realpath(os.curdir)
         folders = sorted(map(os.path.abspath, sys.path), key=lambda folder: os.path.realpath(folder) == here)
         with theirs:
@@ -100,10 +101,10 @@ class _Child:
             from verl_ext.errors import VerlExtError  # the child has no search path when it imports this file
 
             raise VerlExtError(
-                f"math-verify gave no verdict in {wait:g} s, though it may compute for {timeout:g}: its "
-                "process waits; look at this machine's load and memory"
+                f"math-verify returned no verdict within {wait:g} s, although its limit is {timeout:g} s of CPU time. "
+                "Its process does not get CPU time. Reduce the load of this machine, or free memory."
             )
-        except (EOFError, ConnectionError):  # it is ending: wait for its own exit status
+        except (EOFError, ConnectionError):  # the child is ending: wait for its own exit status
             self.end(patience=5.0)
             return None
         except BaseException:  # the reply may still come: do not use this child again
@@ -125,15 +126,16 @@ def _start() -> _Child:
     from verl_ext.errors import ConfigurationError
 
     raise ConfigurationError(
-        r"math-verify does not work here: it cannot read 10\%, or its process ended, with what it printed above. Hydra "
-        "needs antlr4-python3-runtime 4.9.3, with which this works: pip install 'math-verify>=0.8,<0.9'"
+        r"math-verify does not work in this environment. It cannot read 10\%, or its process ended with the output "
+        "above. Its version must work with antlr4-python3-runtime 4.9.3, which Hydra needs. Install it with "
+        "`pip install 'math-verify>=0.8,<0.9'`."
     )
 
 
 def main(pipe: Connection, path: str) -> None:
-    """Judge until the pipe is closed, with the libraries on `path`."""
+    """Verify answers until the pipe is closed, with the libraries on `path`."""
     sys.path[:] = path.split(os.pathsep)
-    logging.disable(logging.WARNING)  # math-verify warns at each call that it has no timer of its own
+    logging.disable(logging.WARNING)  # math-verify warns at each call that its own timer is off
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     if sys.platform == "linux":
@@ -151,9 +153,9 @@ def main(pipe: Connection, path: str) -> None:
             pipe.send(bool(library.verify(wanted, given, timeout_seconds=None)))
 
 
-@lru_cache(maxsize=1024)  # a group's answers share their gold, and many of them are the same
+@lru_cache(maxsize=1024)  # the answers of a group share their gold, and many of them are equal
 def parse_answer(answer: str) -> list[Any]:
-    r"""Return the expression that math-verify reads, or the text if it cannot, as with `0.\overline{72}`."""
+    r"""Return the expression that math-verify reads, or the text if math-verify cannot read it (`0.\overline{72}`)."""
     library = import_module("math_verify")
     target = library.LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
     parsed: list[Any] = library.parse(

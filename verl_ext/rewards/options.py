@@ -1,4 +1,4 @@
-"""Shared by the scorers: keyword arguments as typed options, and the row that an error names."""
+"""Shared by the reward modules: keyword arguments as typed options, and the row that an error names."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -10,10 +10,10 @@ from verl_ext.errors import ConfigurationError, DataError
 Options = TypeVar("Options")
 ExtraInfo = Mapping[str, Any] | None
 
-#: Where the arguments stand in the configuration, for messages.
+#: The setting with the arguments, for messages.
 KWARGS = "reward.custom_reward_function.reward_kwargs"
 
-#: verl adds these to every call if there is a reward model. They are not options of a scorer.
+#: verl adds these arguments to every call if there is a reward model. They are not options of a reward function.
 FROM_VERL = frozenset({"reward_router_address", "reward_model_tokenizer"})
 
 
@@ -25,11 +25,14 @@ def parse_options(cls: type[Options], kwargs: Mapping[str, object]) -> Options:
 def require_package(module: str, requirement: str, why: str) -> None:
     """Raise if an optional package is not installed."""
     if find_spec(module) is None:
-        raise ConfigurationError(f"{why} needs {module!r}, which is not installed: pip install {requirement!r}")
+        raise ConfigurationError(
+            f"{why} needs the package {module!r}, which is not installed. Install it with "
+            f"`pip install {requirement!r}`."
+        )
 
 
 def row_name(data_source: object, extra_info: ExtraInfo) -> str:
-    """Name the row of the data set that a sample came from, for a message.
+    """Name the row of the data set from which a sample comes, for a message.
 
     >>> row_name("rlla", {"index": 7})
     "row 7 of 'rlla'"
@@ -53,6 +56,6 @@ def bad_truth(row: str, problem: str, ground_truth: object, expected: str) -> Da
     text = repr(ground_truth)
     shown = text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
     return DataError(
-        f"{row}: the ground truth {problem}; expected {expected}; found {shown}. "
-        "Fix or drop the row where the data are prepared (reward_model.ground_truth)."
+        f"{row}: the ground truth {problem}. Expected {expected}, found {shown}. Fix reward_model.ground_truth of this "
+        "row, or remove the row, where the data are prepared."
     )

@@ -1,7 +1,7 @@
-"""Read answers that consist of <tag>...</tag> sections, in linear time.
+"""Read responses that consist of <tag>...</tag> sections, in linear time.
 
-No regular expressions: a lazy `.*?` before a literal backtracks over the whole answer for each candidate end, which
-takes quadratic time on answers that repeat a tag.
+There are no regular expressions, because a lazy `.*?` before a literal backtracks over the whole response for each
+candidate end, which takes quadratic time on responses that repeat a tag.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Section:
-    """One section of an answer; with `own_lines` the tags stand on lines of their own."""
+    """One section of a response. With `own_lines` each tag is on a separate line."""
 
     tag: str
     own_lines: bool = False
@@ -35,9 +35,9 @@ def describe(sections: Sequence[Section]) -> str:
 
 
 def follows_layout(text: str, sections: Sequence[Section]) -> bool:
-    r"""Whether `text` is these sections in this order, with one newline between them and nothing around them.
+    r"""Return whether `text` is these sections in this order, separated by one newline, and nothing else.
 
-    Each tag occurs exactly once, except those of the first section, which are not counted.
+    Each tag must occur exactly once, except for the tags of the first section, which are not counted.
 
     >>> layout = [Section("think"), Section("answer")]
     >>> follows_layout("<think>a</think>\n<answer>1</answer>", layout)
@@ -62,12 +62,12 @@ def follows_layout(text: str, sections: Sequence[Section]) -> bool:
 
 
 def has_both_tags(text: str, tag: str) -> bool:
-    """Whether an opening and a closing tag occur, in any order."""
+    """Return whether an opening and a closing tag occur, in any order."""
     return f"<{tag}>" in text and f"</{tag}>" in text
 
 
 def first_block(text: str, tag: str) -> str:
-    """The text after the first opening tag, up to the next opening or closing tag or the end.
+    """Return the text after the first opening tag, up to the next opening or closing tag or the end.
 
     >>> first_block("<a>1</a><a>2</a>", "a")
     '1'
@@ -76,7 +76,9 @@ def first_block(text: str, tag: str) -> str:
 
 
 def last_block(text: str, tag: str) -> str:
-    """The text after the last opening tag, up to the next closing tag or the end; the whole text without tags.
+    """Return the text after the last opening tag, up to the next closing tag or the end.
+
+    Without tags, return the whole text.
 
     >>> last_block("<a>1</a><a>2</a>", "a")
     '2'

@@ -1,22 +1,23 @@
-r"""Format and correctness of tool calls: the reward of ToolRL, used in GDPO's main experiment.
+r"""Format and correctness of tool calls: the reward of ToolRL, which GDPO's main experiment uses.
 
-A ground truth is a whole answer, `<think>...</think>\n<tool_call>\n{...}\n</tool_call>`, with a section
-`<response>...</response>` after the tool calls or instead of them. Components:
+A ground truth is a whole response, `<think>...</think>\n<tool_call>\n{...}\n</tool_call>`, with a section
+`<response>...</response>` after the tool calls or instead of them. The components are:
 
-- `format`, 0 or 1: the stripped answer has the sections of the ground truth and nothing else.
-- `correctness`, -3 to 3: 6 * s / t - 3, where s is the overlap of the tool names plus, for each true call, the overlap
-  of the parameter names and the number of equal values in its matched predicted call, and t is the same for a full
-  match. -3 if the answer's first tool_call block cannot be read, 0 if the ground truth calls no tool.
-- `length`, 0 to 1, optional: words of the last think section / 512, rounded to 2 places.
+- `format`, 0 or 1: the stripped response has the sections of the ground truth and nothing else.
+- `correctness`, -3 to 3: 6 * s / t - 3. Here s is the overlap of the tool names plus, for each true call, the overlap
+  of the parameter names and the number of equal values in the matched predicted call, and t is s for a full match. The
+  value is -3 if the first tool_call block of the response cannot be read, and 0 if the ground truth calls no tool.
+- `length`, 0 to 1, optional: number of words of the last think section / 512, rounded to 2 places.
 
-The formula is ToolRL's, with two consequences:
+The formula is ToolRL's. It has two consequences:
 
-- Guessing pays. For one call with two parameters, five calls of which one is right earn 2.8 in all, one call with one
-  wrong value 2.5, so guesses pay for a model that is right less than one time in five.
-- A call inside the think section earns full correctness, but no format. A condition on `format` does not help: it
-  would give such answers 0, which is more than the -3 of a wrong call.
+- Guessing can pay off. For one call with two parameters, five calls of which one is correct score 2.8 in total, and one
+  call with one incorrect value scores 2.5. So guessing pays off for a model that is correct in fewer than one of five
+  cases.
+- A call inside the think section receives full correctness, but no format reward. A condition on `format` does not
+  help, because it would give such responses 0, which is more than the -3 of an incorrect call.
 
-Values are compared as in Python, so `1`, `1.0` and `true` are equal. Time is linear in the length of the answer.
+Values are compared as in Python, so `1`, `1.0` and `true` are equal. Time is linear in the length of the response.
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ _THINK = Section("think")
 _TOOL_CALL = Section("tool_call", own_lines=True)
 _RESPONSE = Section("response")
 
-#: The forms of an answer that ToolRL's prompt allows.
+#: The layouts of a response that ToolRL's prompt allows.
 LAYOUTS = ((_THINK, _TOOL_CALL), (_THINK, _RESPONSE), (_THINK, _TOOL_CALL, _RESPONSE))
 
 
@@ -39,9 +40,9 @@ LAYOUTS = ((_THINK, _TOOL_CALL), (_THINK, _RESPONSE), (_THINK, _TOOL_CALL, _RESP
 class Options:
     """The keyword arguments of `compute_score`.
 
-    - `matching`: `greedy`, as the reference code does: each true call in turn takes the best predicted call left;
-      `optimal`, as the paper says: the assignment with the highest total (needs scipy).
-    - `length`: `omitted`; `fixed` adds the component `length` (ToolRL's WITHLENGTH).
+    - `matching`: `greedy` (the reference code) assigns to each true call in order the best remaining predicted call.
+      `optimal` (the paper) uses the assignment with the highest total, and needs scipy.
+    - `length`: `omitted`, or `fixed` to add the component `length` (ToolRL's WITHLENGTH).
     """
 
     matching: Literal["greedy", "optimal"] = "greedy"
@@ -53,37 +54,37 @@ class Options:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """Names of the rewards that `compute_score` returns besides `score`."""
+        """Names of the rewards that `compute_score` returns in addition to `score`."""
         return ("format", "correctness") if self.length == "omitted" else ("format", "correctness", "length")
 
     @property
     def accuracies(self) -> tuple[str, ...]:
-        """Names, `score` among them, whose values lie in [0, 1], as an accuracy's do."""
+        """Names of the rewards whose values lie in [0, 1], so that they can be used as the accuracy."""
         return tuple(name for name in self.components if name != "correctness")
 
 
 @dataclass(frozen=True)
 class Truth:
-    """A parsed ground truth: the sections of the answer, and its calls if there are any."""
+    """A parsed ground truth: the sections of the response, and its calls if there are any."""
 
     sections: tuple[Section, ...]
     calls: tuple[Call, ...] | None
 
 
 def check_ground_truth(ground_truth: object, row: str = "a row") -> Truth:
-    """Parse the ground truth; raise `DataError`, which names the row, if it is invalid."""
+    """Parse the ground truth, or raise `DataError`, which names the row, if it is invalid."""
     text = truth_text(row, ground_truth)
     wanted = [section for section in (_TOOL_CALL, _RESPONSE) if f"<{section.tag}>" in text]
     sections = (_THINK, *wanted)
     if not follows_layout(text, sections):
-        raise bad_truth(row, "is not a well-formed answer itself", ground_truth, describe(sections))
+        raise bad_truth(row, "is not a well-formed response itself", ground_truth, describe(sections))
     if _TOOL_CALL not in sections:
         return Truth(sections, None)
     try:
         return Truth(sections, tuple(tool_calls.read_true_calls(first_block(text, _TOOL_CALL.tag))))
     except UnreadableCallsError as error:
         expected = '{"name": "...", "parameters": {...}} on each line'
-        raise bad_truth(row, f"cannot be read: {error}", ground_truth, expected) from error
+        raise bad_truth(row, f"cannot be read, because {error}", ground_truth, expected) from error
 
 
 def compute_score(
@@ -108,7 +109,7 @@ def compute_score(
 
 
 def agreement(options: Options, true: list[Call], answer: str) -> float:
-    """Share of the true calls that the answer makes, 0 to 1; 0 if its calls cannot be read."""
+    """Return the fraction of the true calls that the response makes, or 0 if its calls cannot be read."""
     if not has_both_tags(answer, _TOOL_CALL.tag):
         return 0.0
     try:

@@ -1,4 +1,4 @@
-"""Read tool calls, one JSON object per line, and measure how far two lists of them agree."""
+"""Read tool calls, one JSON object per line, and measure the agreement of two lists of calls."""
 
 import json
 from collections import Counter
@@ -18,9 +18,9 @@ class UnreadableCallsError(ValueError):
 
 
 def read_calls(block: str) -> list[Call]:
-    """Read the calls of an answer; raise `UnreadableCallsError` unless each line is an object with a name.
+    """Read the calls of a response. Raise `UnreadableCallsError` unless each line is an object with a name.
 
-    Nothing else is checked: names and parameters are read only where they are compared.
+    Names and parameters are not checked here, because they are read only where they are compared.
     """
     calls = []
     for number, line in enumerate(block.strip().split("\n"), start=1):
@@ -35,7 +35,7 @@ def read_calls(block: str) -> list[Call]:
 
 
 def read_true_calls(block: str) -> list[Call]:
-    """Read the calls of a ground truth; raise `UnreadableCallsError`, which says what is wrong with which call."""
+    """Read the calls of a ground truth. Raise `UnreadableCallsError` with the invalid call and the reason."""
     calls = read_calls(block)
     for number, call in enumerate(calls, start=1):
         for key, kind, word in (("name", str, "string"), ("parameters", dict, "object")):
@@ -45,9 +45,9 @@ def read_true_calls(block: str) -> list[Call]:
 
 
 def overlap(true: Sequence[str], predicted: Sequence[Any]) -> float:
-    """Multiset Jaccard index: common names / (all names - common names), 1 if both are empty.
+    """Return the multiset Jaccard index: common names / (all names - common names), 1 if both are empty.
 
-    A list or an object among them cannot be counted: raise `UnreadableCallsError`.
+    Raise `UnreadableCallsError` if a name is a list or an object, which cannot be counted.
 
     >>> overlap(["f", "f", "g"], ["g", "f"])  # 2 common of 3 + 2 - 2
     0.6666666666666666
@@ -62,7 +62,7 @@ def _jaccard(common: int, true: int, predicted: int) -> float:
 
 
 def parameter_score(true: Call, predicted: Call) -> float:
-    """Overlap of the parameter names plus the number of equal values."""
+    """Return the overlap of the parameter names plus the number of equal values."""
     wanted, given = true["parameters"], predicted.get("parameters")
     if not isinstance(given, dict):
         raise UnreadableCallsError("a predicted call has no object 'parameters'")
@@ -73,7 +73,9 @@ def parameter_score(true: Call, predicted: Call) -> float:
 
 
 def greedy(weights: Weights) -> float:
-    """Total weight if each row in turn takes the heaviest column left, the first of equals; zero weights take none.
+    """Return the total weight if each row in order takes the remaining column with the largest weight.
+
+    Of equal weights the first column is taken. A row whose weights are all 0 takes no column.
 
     >>> greedy([[2, 4 / 3], [3, 4 / 3]])  # 2 + 4/3
     3.333333333333333
@@ -91,14 +93,14 @@ def greedy(weights: Weights) -> float:
 
 
 def optimal(weights: Weights) -> float:
-    """Largest total weight of an assignment of rows to columns: 13/3 for the weights in the example of `greedy`."""
+    """Return the maximum total weight of an assignment of rows to columns, 13/3 for the example of `greedy`."""
     solver = import_module("scipy.optimize")  # imported here because it takes about a second
     rows, columns = solver.linear_sum_assignment(weights, maximize=True)
     return float(sum(weights[row][column] for row, column in zip(rows, columns, strict=True)))
 
 
 def matched(true: Sequence[Call], predicted: Sequence[Call], assign: Callable[[Weights], float]) -> float:
-    """Total parameter score of matching true with predicted calls of the same tool."""
+    """Return the total parameter score of matching true calls with predicted calls of the same tool."""
     candidates: dict[str, list[Call]] = {call["name"]: [] for call in true}
     for call in predicted:
         if isinstance(call["name"], str) and call["name"] in candidates:

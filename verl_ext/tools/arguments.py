@@ -1,4 +1,4 @@
-"""Settings from a command line, as `show` and `compare` take them."""
+"""Read the settings on the command lines of `show` and `compare`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ LOSS = "actor_rollout_ref.actor.loss_agg_mode"
 def parse_settings(
     overrides: Iterable[str], algorithm: Mapping[str, Any] | None = None, loss_agg_mode: str = "token-mean"
 ) -> Settings:
-    """Read `KEY=VALUE` arguments as on verl's command line, over the section `algorithm` of a run.
+    """Read `KEY=VALUE` arguments as on verl's command line; they override the section `algorithm` of a run.
 
     >>> parse_settings(["algorithm.rewards.keys=[a,b]"], {"rewards": {"keys": ["c"], "weights": [1, 2]}}).rewards.keys
     ('a', 'b')
@@ -36,7 +36,7 @@ def parse_settings(
 
 
 def _override(text: str) -> tuple[str, Any]:
-    """Return the key and the value of one setting; raise unless estimators read it."""
+    """Return the key and the value of one setting; raise if no estimator reads the setting."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -44,10 +44,13 @@ def _override(text: str) -> tuple[str, Any]:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
         raise ConfigurationError(
-            f"{text!r} is not KEY=VALUE; write a list as 'algorithm.rewards.keys=[a,b]', a mapping as {{a:1}}"
+            f"{text!r} is not a valid setting KEY=VALUE. Write a list as 'algorithm.rewards.keys=[a,b]' and a mapping "
+            "as 'algorithm.rewards.conditions={a:{reward:b,at_least:1}}'."
         ) from error
     key = override.key_or_group
     valid = [*(f"algorithm.{name}" for name in entries() if name != "verl_ext"), LOSS]
     if ".".join(key.split(".")[:2]) not in valid and key != LOSS:
-        raise ConfigurationError(f"{text!r}: {unknown('setting', key, valid)}; name an estimator without `=`")
+        raise ConfigurationError(
+            f"{text!r}: {unknown('setting', key, valid)}. Write the name of an estimator without `=`."
+        )
     return key, override.value()

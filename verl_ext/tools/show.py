@@ -16,19 +16,8 @@ from verl_ext.settings import Settings
 from verl_ext.tools.arguments import LOSS, parse_settings
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
-    parser.add_argument("estimator", nargs="?", help=f"{', '.join(ESTIMATORS)}; without one, the list of them")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="settings as on verl's command line, such as algorithm.gdpo.scale=mad",
-    )
-
-
 def show(options: argparse.Namespace) -> int:
-    """Print what the estimator does."""
+    """Print the estimator, or the list of estimators if none is named."""
     name = options.estimator
     if name is None:
         say("\n".join(f"{known:13}  {_about(known)[0]}" for known in sorted(ESTIMATORS)))
@@ -37,19 +26,19 @@ def show(options: argparse.Namespace) -> int:
     chain = build(name, settings)
     heading, *rest = _about(name)
     formula = [f"  {line.strip()}" for line in rest if line.startswith("    ") and name != "compose"]
-    usual = not changed(settings) and settings.norm_by_std  # else the formulas of the steps tell
+    usual = not changed(settings) and settings.norm_by_std  # otherwise only the formulas of the steps are correct
     lines = [heading, *(["", "formula", *formula] if formula and usual else [])]
-    lines += ["", "steps", *_steps(chain), "", "settings in force", *_settings(name, settings)]
-    say("\n".join([*lines, "", "the same as a list", _as_overrides(chain, settings)]))
+    lines += ["", "steps", *_steps(chain), "", "effective settings", *_settings(name, settings)]
+    say("\n".join([*lines, "", "equivalent list of steps", _as_overrides(chain, settings)]))
     return 0
 
 
 def _about(name: str) -> list[str]:
-    """The line of a row, or the lines of a module's docstring."""
+    """Return the description of an estimator: one line, or the lines of its module's docstring."""
     if name in ROWS:
         return [f"{ROWS[name].paper}: {ROWS[name].line}."]
     module = ESTIMATORS[name]
-    return (importlib.import_module(module).__doc__ or f"{module}, without a docstring").splitlines()
+    return (importlib.import_module(module).__doc__ or f"{module} (no docstring)").splitlines()
 
 
 def _steps(chain: Chain) -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""Tables as text. A table is a list of rows of text, the header first."""
+"""Print tables as text. A table is a list of rows of text; the first row is the header."""
 
 Table = list[tuple[str, ...]]
 
 
 def plain(rows: Table) -> str:
-    """Align the columns, with a line below the header.
+    """Align the columns, and draw a line below the header.
 
     >>> print(plain([("a", "b"), ("10", "2")]))
     a   b

@@ -1,8 +1,9 @@
-"""A shorter update: `skip_zero_advantage` leaves rows out, `share_prompts` computes a prompt once for its answers.
+"""A faster actor update: `skip_zero_advantage` and `share_prompts`.
 
-The part over the trainers puts the rows in order and marks the data of a pass. verl's FSDP engine in the workers, which
-do not know the section `algorithm`, reads the marks: the trainer makes it ready before the first pass. A process whose
-run does not ask for any of this loads this file at most.
+`skip_zero_advantage` skips responses that contribute no gradient. `share_prompts` computes each prompt once for all its
+responses. The class over the trainers orders the rows and marks the data of a pass. verl's FSDP engine in the workers
+reads the marks, because the workers do not know the section `algorithm`. The trainer prepares the engine before the
+first pass. If a run uses neither setting, its processes load at most this file.
 """
 
 from collections.abc import Iterator
@@ -15,27 +16,31 @@ from verl_ext.errors import IntegrationError
 from verl_ext.settings import VerlExtSettings
 
 SKIP_MARK = "verl_ext_skip"
-"""The key in a pass's data that asks to leave out rows whose advantages are all 0."""
+"""The key in a pass's data that asks to skip rows whose advantages are all 0."""
 SHARE_MARK = "verl_ext_share"
-"""The key that asks to compute a prompt once."""
+"""The key in a pass's data that asks to compute each prompt once."""
+SET_BOTH_FALSE = (
+    "Set algorithm.verl_ext.skip_zero_advantage=False and algorithm.verl_ext.share_prompts=False to train without "
+    "these settings."
+)
 PASSES = ("_balance_batch", "_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor")
 
 
 def over_trainers(module: ModuleType) -> None:
-    """Put our class over the trainers of a module."""
+    """Put the class of verl_ext over the trainers of a module."""
     hooks.put_over(module, UpdateTrainer)
 
 
 class UpdateTrainer:
-    """A trainer whose update may be shorter."""
+    """A trainer whose actor update may be faster."""
 
     SERVES = ("skip_zero_advantage", "share_prompts")
     _verl_ext_verdict: Any = None
-    """The settings as the checks have judged them."""
+    """The checked settings of the run."""
     _verl_ext_marks: tuple[str, ...] = ()
-    """What the run asks for; empty: every method does what verl's does."""
+    """The marks of a pass; if empty, every method does what verl's method does."""
     _verl_ext_ready: bool = False
-    """Whether the workers' engines have been made ready."""
+    """Whether the engines of the workers are prepared."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         verl: Any = super()
@@ -44,12 +49,14 @@ class UpdateTrainer:
         self._verl_ext_marks = (SKIP_MARK,) * asked.skip_zero_advantage + (SHARE_MARK,) * asked.share_prompts
         if self._verl_ext_marks:
             if problem := make_ready():
-                raise IntegrationError(f"verl_ext cannot shorten the update of this verl: {problem}")
+                raise IntegrationError(
+                    f"The actor update of this verl cannot be made faster ({problem}). {SET_BOTH_FALSE}"
+                )
             hooks.require_passed_on(type(self), UpdateTrainer, PASSES)
         verl.__init__(config, *args, **kwargs)
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Put the rows of a prompt together."""
+        """Order the rows, so that those of a prompt come together."""
         verl: Any = super()
         balanced = verl._balance_batch(batch, metrics, *args, **kwargs)  # RayPPOTrainer's returns nothing
         if SHARE_MARK in self._verl_ext_marks:
@@ -85,29 +92,29 @@ def marked(trainer: UpdateTrainer, batch: Any) -> Iterator[None]:
     entries.update(dict.fromkeys(marks, True))
     try:
         yield
-    finally:  # the entries may go on to the critic
+    finally:  # the critic may read the same entries
         for mark in marks:
             entries.pop(mark, None)
 
 
 def make_workers_ready(trainer: Any) -> None:
-    """Make the engine of each worker ready; raise if one cannot be: the others would wait for it for ever."""
+    """Prepare the engine of each worker. Raise if one fails, because the others would wait for it forever."""
     for name in ("actor_rollout_wg", "ref_policy_wg"):
         group = getattr(trainer, name, None)
         problems = [] if group is None else group.execute_all_sync("execute_func_rank_zero", make_ready)
         if broken := {rank: problem for rank, problem in enumerate(problems) if problem}:
             raise IntegrationError(
-                f"verl_ext is not at work on ranks {[*broken]} of {name} ({', '.join({*broken.values()})}): mend that "
-                "there, or set algorithm.verl_ext.skip_zero_advantage and share_prompts to False"
+                f"verl_ext is not active on ranks {[*broken]} of {name} ({', '.join({*broken.values()})}). Install the "
+                f"same versions of verl and verl_ext there as in the trainer's process. {SET_BOTH_FALSE}"
             )
 
 
 def make_ready() -> str:
-    """Make verl's engine of this process read the marks; return what is wrong, or nothing."""
+    """Make verl's engine of this process read the marks; return the problem, or an empty string."""
     try:
         from verl_ext.update import engine
 
         engine.install()
-    except Exception as error:  # noqa: BLE001 - the trainer tells it
+    except Exception as error:  # noqa: BLE001 - the trainer raises it
         return str(error)
     return ""

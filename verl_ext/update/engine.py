@@ -1,6 +1,6 @@
-"""What the marks of a pass change in verl's FSDP engine, and a test of that at its first pass.
+"""Change verl's FSDP engine according to the marks of a pass, and verify the result at the first pass.
 
-Packing must change log-probabilities no more than verl's own micro-batches do.
+Packing must not change log-probabilities more than verl's own micro-batches do.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,15 +22,18 @@ from verl_ext.update.split import FIGURES, entry
 CHECKED = "_verl_ext_checked"
 """The attribute of an engine whose first pass was checked."""
 FACTOR = 5
-"""How much more packing may change than the size of verl's own micro-batches does."""
+"""How many times as much packing may change log-probabilities as the size of verl's own micro-batches does."""
 FLOOR = 1e-6
-"""The least change that counts, of the largest log-probability: verl's own may change none at all."""
+"""The smallest change that counts, as a fraction of the largest absolute log-probability.
+
+verl's own micro-batches may change nothing at all.
+"""
 ROUNDING = (1.0, 8.0)
-"""The same in units of the format's rounding, in the mean and in the top 1 %."""
+"""The smallest change that counts, in units of the format's rounding: of the mean, and of the mean of the top 1%."""
 
 
 def install() -> None:
-    """Wrap what the marks of a pass change in verl's FSDP engine, once in a process."""
+    """Wrap the functions of verl's FSDP engine that the marks of a pass change, once per process."""
     hooks.require_parameters(transformer_impl, "logprobs_from_logits", ("logits", "labels", "inplace_backward"))
     hooks.wrap(transformer_impl, "prepare_micro_batches", split.wrap_prepare)
     hooks.wrap(hooks.member(transformer_impl, "FSDPEngine"), "forward_backward_batch", wrap_forward_backward)
@@ -42,14 +45,14 @@ def install() -> None:
 def wrap_forward_backward(
     original: Callable[..., Any], self: Any, data: Any, loss_function: Any, forward_only: bool = False
 ) -> Any:
-    """`forward_backward_batch(self, data, ...)`: check the engine once, and return the figures of an update."""
+    """`forward_backward_batch(self, data, ...)`: check the engine once, and return the metrics of an update."""
     share, skip = entry(data, SHARE_MARK, False), entry(data, SKIP_MARK, False)
     if not (share or skip):
         return original(self, data, loss_function, forward_only)
     if share and not hasattr(self, CHECKED):
         require_equal(self, data)
         setattr(self, CHECKED, True)
-    # Until the backward pass is done: gradient checkpointing computes the layers again.
+    # This must last until the backward pass is done, because gradient checkpointing computes the layers again.
     with computing(self, share=share):
         output = original(self, data, loss_function, forward_only)
     if not forward_only:
@@ -59,7 +62,7 @@ def wrap_forward_backward(
 
 @contextmanager
 def computing(engine: Any, *, share: bool) -> Iterator[None]:
-    """Let an engine compute with `pack.attend`, and without flash-attn log-probabilities with `log_probs`."""
+    """Let an engine compute attention with `pack.attend`, and log-probabilities with `log_probs` without flash-attn."""
     config, module = engine.module.config, cast("Any", transformer_impl)
     usual = config._attn_implementation, module.logprobs_from_logits
     if share:
@@ -75,8 +78,9 @@ def computing(engine: Any, *, share: bool) -> Iterator[None]:
 def require_equal(engine: Any, data: Any) -> None:
     """Raise on all ranks if packing changes log-probabilities more than rounding does.
 
-    Some rows of the batch, as many as fit into one micro-batch, are computed by verl's engine in one micro-batch and
-    in two, which gives the size of rounding, and packed. The prompts with the most rows are taken.
+    As many rows of the batch as fit into one micro-batch are computed three times: by verl's engine in one micro-batch,
+    by verl's engine in two micro-batches, and packed. The first two give the size of rounding. The rows are those of
+    the prompts with the most rows.
     """
     lengths, limit = split.row_lengths(data, share=True), split.token_limit(data)
     chosen = [row for group in sorted(lengths.by_prompt(), key=len, reverse=True) for row in group]
@@ -92,14 +96,14 @@ def require_equal(engine: Any, data: Any) -> None:
     torch.distributed.all_reduce(excess, op=torch.distributed.ReduceOp.MAX, group=engine.get_data_parallel_group())
     if not excess <= FACTOR:
         raise IntegrationError(
-            f"{type(engine.module).__name__} computes other log-probabilities when a prompt is computed once: they "
-            f"change {float(excess):.0f} times as much as with verl's own micro-batches, {FACTOR} times is rounding: "
-            "set algorithm.verl_ext.share_prompts=False"
+            f"algorithm.verl_ext.share_prompts=True changes the log-probabilities of {type(engine.module).__name__} "
+            f"{float(excess):.0f} times as much as other sizes of verl's micro-batches do. Rounding explains a factor "
+            f"of at most {FACTOR}. Set algorithm.verl_ext.share_prompts=False."
         )
 
 
 def answer_log_probs(engine: Any, data: Any, rows: Sequence[int], *, share: bool = False) -> torch.Tensor:
-    """Return the log-probabilities of the answers in some rows, `[tokens]`; with `share` the rows are packed."""
+    """Return the log-probabilities of the responses in some rows, `[tokens]`; with `share` the rows are packed."""
     batch = tu.index_select_tensor_dict(data, list(rows))
     tu.assign_non_tensor(batch, **{SHARE_MARK: share, SKIP_MARK: False, "calculate_entropy": False})
     with torch.no_grad():
@@ -115,6 +119,6 @@ def excess_of(packed: torch.Tensor, in_two: torch.Tensor, whole: torch.Tensor, r
 
 
 def change(values: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
-    """Return the mean absolute difference, and the mean of its top 1 %."""
+    """Return the mean absolute difference, and the mean of its top 1%."""
     difference = (values - usual).abs()
     return torch.stack([difference.mean(), difference.topk(-(-len(difference) // 100)).values.mean()])

@@ -1,4 +1,4 @@
-"""Log-probabilities in a marked pass where flash-attn is missing: verl computes them in a loop over tokens."""
+"""Log-probabilities for a marked pass without flash-attn, for which verl would use a loop over tokens."""
 
 from typing import Any
 

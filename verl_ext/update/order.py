@@ -1,4 +1,4 @@
-"""In the trainer: put the rows of a batch in order, whole prompts together."""
+"""Order the rows of a batch in the trainer, so that the rows of a prompt come together."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from verl_ext.core.rows import uids_of
 from verl_ext.errors import IntegrationError
 
 Row = tuple[Hashable, int, int]
-"""A row's uid, and the tokens of its prompt and its answer. In a session a uid may have several prompts."""
+"""The uid of a row, and the tokens of its prompt and its response. In a session, a uid may have several prompts."""
 
 
 def reorder(trainer: Any, batch: Any, metrics: dict[str, Any]) -> None:
@@ -26,7 +26,7 @@ def reorder(trainer: Any, batch: Any, metrics: dict[str, Any]) -> None:
 
 
 def in_order(trainer: Any, rows: Sequence[Row], metrics: dict[str, Any]) -> list[int]:
-    """Return the order of a batch that verl has balanced, and write the metrics of its balance again."""
+    """Return the order of a batch that verl has balanced, and compute the metrics of its balance again."""
     from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
     config = trainer.config.actor_rollout_ref
@@ -44,7 +44,7 @@ def in_order(trainer: Any, rows: Sequence[Row], metrics: dict[str, Any]) -> list
 def order(rows: Sequence[Row], *, ranks: int, mini_batch: int) -> tuple[list[list[int]], int]:
     """Divide rows among ranks and mini-batches: whole prompts, equal numbers of rows, and about equal tokens.
 
-    Return the rows of each rank, and how often a prompt was divided, because no mini-batch had room for all its rows.
+    Return the rows of each rank, and how often a prompt was divided because no mini-batch could hold all its rows.
     A `mini_batch` has that many rows on all ranks together; the next rows of each rank are its next one.
 
     >>> a, b = ("a", 5, 1), ("b", 9, 1)
@@ -55,10 +55,11 @@ def order(rows: Sequence[Row], *, ranks: int, mini_batch: int) -> tuple[list[lis
     """
     if len(rows) % ranks:
         raise IntegrationError(
-            f"{len(rows)} rows cannot be divided among {ranks} ranks: set algorithm.verl_ext.share_prompts=False"
+            f"algorithm.verl_ext.share_prompts=True needs the same number of rows on each rank, but {len(rows)} rows "
+            f"cannot be divided equally among {ranks} ranks. Set algorithm.verl_ext.share_prompts=False."
         )
     per_rank, size = len(rows) // ranks, mini_batch // ranks
-    # A place for each mini-batch of each rank; the ranks of a mini-batch wait for each other.
+    # One place for each mini-batch of each rank. The ranks of a mini-batch wait for each other.
     room = [min(size, per_rank - start) for start in range(0, per_rank, size) for _ in range(ranks)]
     places: list[list[int]] = [[] for _ in room]
     cost, of_rank, divided = [0] * len(room), [0] * ranks, 0
@@ -69,7 +70,7 @@ def order(rows: Sequence[Row], *, ranks: int, mini_batch: int) -> tuple[list[lis
     def tokens(group: list[int]) -> int:
         return rows[group[0]][1] + sum(rows[number][2] for number in group)
 
-    # The prompts with the most rows first, as long as there is room for them.
+    # The prompts with the most rows come first, and stay whole if a place has the capacity.
     for group in sorted(groups.values(), key=lambda group: (len(group), tokens(group)), reverse=True):
         left = group
         while left:

@@ -1,12 +1,13 @@
-"""Compute a prompt once for all its answers in a micro-batch.
+"""Compute each prompt once for all its responses in a micro-batch.
 
-Packed into one sequence a prompt of P tokens with n answers of R costs P + n R tokens, not n (P + R):
+Packed into one sequence, a prompt of P tokens with n responses of R tokens costs P + n R tokens instead of n (P + R):
 
-    prompt | answer 1 | answer 2 | ...        an answer's token sees the prompt and its own answer
-    0 .. P | P ..     | P ..     | ...        positions as if each answer stood alone behind the prompt
+    prompt | response 1 | response 2 | ...        a token of a response sees the prompt and its own response
+    0 .. P | P ..       | P ..       | ...        positions as if each response alone followed the prompt
 
-The prompt's activations get the sum of its answers' gradients, so loss and gradient are those of verl's engine, to
-rounding. The plan is an argument of the model's layers, because gradient checkpointing calls them again.
+The activations of the prompt receive the sum of the gradients of its responses. Loss and gradient therefore equal those
+of verl's engine up to floating-point error. The plan is an argument of the model's layers, because gradient
+checkpointing calls them again.
 """
 
 import logging
@@ -30,9 +31,9 @@ ANSWERS = "verl_ext_answers"
 
 
 class Plan(NamedTuple):
-    """The attention of a micro-batch: a segment, prompt or answer, sees its prompt's keys and its own, causally.
+    """The attention of a micro-batch. A segment (prompt or response) sees the keys of its prompt and its own, causally.
 
-    FSDP passes tensors of ints to every layer as they are, and makes lists anew.
+    FSDP passes integer tensors to every layer unchanged, but copies lists.
     """
 
     keys: torch.Tensor  # places of each segment's keys
@@ -43,9 +44,9 @@ class Plan(NamedTuple):
 
 
 def pack(data: Any) -> tuple[torch.Tensor, torch.Tensor, Plan]:
-    """Return the packed sequence by places in the rows, the places in it that predict the answers, and its plan.
+    """Return the packed sequence by places in the rows, the places in it that predict the responses, and its plan.
 
-    The last token of an answer predicts nothing and is left out.
+    The last token of a response predicts nothing and is excluded.
     """
     lengths, starts = row_lengths(data, share=True), data["input_ids"].offsets().tolist()
     device, end = data["input_ids"].device, 0
@@ -77,10 +78,16 @@ def within(spans: Iterable[tuple[int, int]], device: torch.device) -> torch.Tens
 
 @cache
 def flash(device: str, dtype: torch.dtype, size: int, of_values: int) -> bool:
-    """Return whether torch's flash attention computes heads of this size; the log says once that a GPU's does not."""
+    """Return whether torch's flash attention supports heads of this size; on a GPU, warn once if it does not."""
     fits = dtype in (torch.bfloat16, torch.float16) and size == of_values and size % 8 == 0 and size <= 256
     if device == "cuda" and not (fits and torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 0)):
-        logger.warning("share_prompts is slow: flash attention takes no %s with heads of %s on this card", dtype, size)
+        logger.warning(
+            "algorithm.verl_ext.share_prompts=True is slow here, because torch's flash attention does not support %s "
+            "with a head size of %s on this GPU. Set algorithm.verl_ext.share_prompts=False if the update takes longer "
+            "than without it.",
+            dtype,
+            size,
+        )
         return False
     return fits and device in ("cuda", "meta")
 
@@ -97,12 +104,16 @@ def attend(
     dropout: float = 0.0,
     **other: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Replace a model's attention: a prompt's tokens see the prompt, an answer's the prompt and their own answer."""
+    """Replace a model's attention.
+
+    The tokens of a prompt see the prompt. The tokens of a response see the prompt and their own response.
+    """
     wrong = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if other.get(name) is not None]
     if plan is None or wrong:
+        why = f"uses {listed(wrong)}" if wrong else "does not receive the argument 'plan' of its layers"
         raise IntegrationError(
-            f"this model's attention needs {listed(wrong) if wrong else 'arguments'} that a packed prompt cannot give: "
-            "set algorithm.verl_ext.share_prompts=False"
+            f"algorithm.verl_ext.share_prompts=True does not support this model, because its attention {why}. Set "
+            "algorithm.verl_ext.share_prompts=False."
         )
     if query.dtype == torch.float32 and torch.is_autocast_enabled(query.device.type):  # some norms return fp32
         query, key, value = (x.to(torch.get_autocast_dtype(x.device.type)) for x in (query, key, value))
@@ -127,20 +138,20 @@ AttentionInterface.register(ATTENTION, attend)
 
 
 def answer_places(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the places of the answers' tokens in the rows, and where each answer begins and ends among them."""
+    """Return the places of the response tokens in the rows, and where each response begins and ends among them."""
     ids, sizes = data["input_ids"], row_lengths(data, share=False).answer
     spans = ((end - size, end) for end, size in zip(ids.offsets()[1:].tolist(), sizes, strict=True))
     return within(spans, ids.device), torch.tensor([0, *sizes], device=ids.device).cumsum(0)
 
 
 def wrap_inputs(original: Callable[..., Any], self: Any, micro_batch: Any) -> Any:
-    """`prepare_model_inputs(self, micro_batch)`: the packed sequence, and logits for the answers' tokens only."""
+    """`prepare_model_inputs(self, micro_batch)`: the packed sequence, and logits for the response tokens only."""
     if not entry(micro_batch, SHARE_MARK, False):
         return original(self, micro_batch)
     names = ("input_ids", "position_ids")
     taken, predict, plan = pack(micro_batch)
     places, offsets = answer_places(micro_batch)
-    # What verl prepares for a batch of the answers alone fits their logits, except the labels.
+    # verl's arguments for a batch of only the responses fit their logits, except the labels.
     answers = micro_batch.copy()
     tu.assign_non_tensor(answers, use_remove_padding=True)
     for name in names:
@@ -148,7 +159,8 @@ def wrap_inputs(original: Callable[..., Any], self: Any, micro_batch: Any) -> An
     inputs, arguments = original(self, answers)
     if other := inputs.keys() - {*names, "attention_mask"}:
         raise IntegrationError(
-            f"this model's inputs {listed(other)} cannot be packed: set algorithm.verl_ext.share_prompts=False"
+            f"algorithm.verl_ext.share_prompts=True does not support this model, because its inputs {listed(other)} "
+            "cannot be packed. Set algorithm.verl_ext.share_prompts=False."
         )
     arguments |= {"input_ids_rmpad_rolled": answers["input_ids"].values(), ANSWERS: (answers, places)}
     inputs |= {name: micro_batch[name].values()[taken][None] for name in names}
@@ -163,7 +175,7 @@ def wrap_outputs(
     micro_batch: Any,
     logits_processor_func: Any,
 ) -> Any:
-    """`prepare_model_outputs(self, ...)`: verl's, for the answers' tokens, put into the rows."""
+    """`prepare_model_outputs(self, ...)`: verl's outputs for the response tokens, at their places in the rows."""
     if ANSWERS not in output_args:
         return original(self, output, output_args, micro_batch, logits_processor_func)
     answers, places = output_args[ANSWERS]

@@ -1,10 +1,10 @@
-"""Split the rows of a rank's mini-batch into micro-batches: which rows take part, and which share a prompt.
+"""Split the rows of a rank's mini-batch into micro-batches: which rows are included, and which share a prompt.
 
-With PPO's losses a row whose advantages are all 0 has loss 0 and gradient 0. verl fixes the divisors of the loss
-(tokens and rows of the mini-batch, number of ranks) before it splits the mini-batch. Rows that are left out between the
-two change no divisor, so the gradient is that of the whole mini-batch.
+With PPO's losses, a row whose advantages are all 0 has loss 0 and gradient 0. verl fixes the divisors of the loss
+(tokens and rows of the mini-batch, number of ranks) before it splits the mini-batch. Rows that are skipped in between
+change no divisor, so the gradient equals that of the whole mini-batch.
 
-All ranks run the same number of micro-batches: one all-reduce takes the largest that a rank needs.
+All ranks run the same number of micro-batches: one all-reduce takes the largest number that a rank needs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ class Lengths(NamedTuple):
     prompt: list[int]
     """Tokens of its prompt."""
     answer: list[int]
-    """Tokens of its answer."""
+    """Tokens of its response."""
 
     def by_prompt(self, rows: Iterable[int] | None = None) -> list[list[int]]:
         """Collect some rows, by default all, by prompt."""
@@ -53,7 +53,7 @@ class Lengths(NamedTuple):
 
 
 def row_lengths(data: Any, *, share: bool) -> Lengths:
-    """Read the rows of a batch: with `share` those with equal tokens before the answer have one prompt."""
+    """Read the rows of a batch; with `share`, rows with equal tokens before the response have the same prompt."""
     whole, prompts = data["input_ids"].offsets().diff().cpu(), data["prompts"]
     if prompts.is_nested:
         prompt = prompts.offsets().diff().cpu()
@@ -92,21 +92,22 @@ def wrap_prepare(original: Callable[..., Any], data: Any, dp_group: Any = None, 
 def live_rows(data: Any, lengths: Lengths, *, skip: bool) -> tuple[list[int], list[int]]:
     """Split the rows of an update into those with a gradient and the others; the others fill up micro-batches.
 
-    A row without a token in the loss has no gradient; with `skip` neither has one whose advantages are all 0. Among
-    the others those with tokens in the loss come first, because some losses of verl raise for a micro-batch without.
+    A row without a token in the loss has no gradient. With `skip`, a row whose advantages are all 0 has no gradient,
+    either. Among the others, rows with tokens in the loss come first, because some losses of verl raise an error for a
+    micro-batch without such tokens.
     """
     in_loss = dense(data["response_mask"]) != 0
     counts = in_loss.any(dim=-1).tolist()
-    # verl's gae leaves advantages beside the mask.
+    # verl's gae leaves advantages outside the mask.
     live = (in_loss & (dense(data["advantages"]) != 0)).any(dim=-1).tolist() if skip else counts
     best = sorted(range(len(live)), key=lambda row: (not live[row], not counts[row], lengths.apart([row])))
     return best[: sum(live)], best[sum(live) :]
 
 
 def fill(data: Any, lengths: Lengths, live: Sequence[int]) -> list[list[int]]:
-    """Fill micro-batches with prompts, the largest first, each where there is room.
+    """Fill micro-batches with prompts, the largest first, each into the first micro-batch with enough capacity.
 
-    A prompt that exceeds the limit comes in parts.
+    A prompt that exceeds the limit is divided.
     """
     if not entry(data, "use_dynamic_bsz", True):
         size = entry(data, "micro_batch_size_per_gpu")
@@ -134,7 +135,7 @@ def token_limit(data: Any) -> int:
 
 
 def same_number(batches: list[list[int]], others: list[int], dp_group: Any) -> list[list[int]]:
-    """Halve micro-batches, and add rows that would be left out, up to the largest number of a rank."""
+    """Halve micro-batches, and add rows that would be skipped, up to the largest number of a rank."""
     from verl.utils.device import get_device_name
 
     number = torch.tensor([max(1, len(batches))], device=get_device_name())

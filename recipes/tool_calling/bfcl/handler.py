@@ -1,7 +1,7 @@
-"""A handler of bfcl-eval for models trained on ToolRL's data: makes the prompts and reads the calls.
+"""A handler of bfcl-eval for models trained on ToolRL's data. It makes the prompts and reads the calls.
 
-For bfcl-eval 2025.7.17 (BFCL v3), in a separate environment, with this repository on PYTHONPATH. Of the package it
-needs only the code that reads tool calls, which has no dependencies.
+It needs bfcl-eval 2025.7.17 (BFCL v3) in a separate environment, with this repository on PYTHONPATH. From verl_ext it
+uses only the code that reads tool calls, which has no dependencies.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from recipes.tool_calling.bfcl.calls import as_code, as_data
 from recipes.tool_calling.bfcl.prompt import dialogue, system_prompt
 
 TEMPLATE = "TOOL_CALLING_TEMPLATE"
-"""The environment variable with the path of the system prompt's template; `run.py` sets it."""
+"""The environment variable with the path of the system prompt's template. `run.py` sets the variable."""
 
 
 class ToolCallingHandler(OSSHandler):
-    """Uses the system prompt and the dialogue format of the training, with calls as one JSON object per line."""
+    """Uses the system prompt and the dialogue format of the training. Each call is one JSON object on one line."""
 
     def __init__(self, model_name: str, temperature: float) -> None:
         super().__init__(model_name, temperature)
@@ -31,7 +31,7 @@ class ToolCallingHandler(OSSHandler):
 
     @override
     def _pre_query_processing_prompting(self, test_entry: dict) -> dict:
-        """The tools, without bfcl-eval's own system prompt."""
+        """Return the tools without bfcl-eval's own system prompt."""
         category = test_entry["id"].rsplit("_", 1)[0]
         return {"message": [], "function": func_doc_language_specific_pre_processing(test_entry["function"], category)}
 
@@ -39,7 +39,7 @@ class ToolCallingHandler(OSSHandler):
     def _format_prompt(self, messages: list[dict], function: list[dict]) -> str:
         if self.template is None:
             raise ValueError(
-                f"the environment variable {TEMPLATE} is not set to a template: start bfcl-eval with run.py"
+                f"the environment variable {TEMPLATE} does not name a template. Use run.py to start bfcl-eval."
             )
         prompt = [
             {"role": "system", "content": system_prompt(self.template, function)},
@@ -51,7 +51,7 @@ class ToolCallingHandler(OSSHandler):
     def _add_execution_results_prompting(
         self, inference_data: dict, execution_results: list[str], model_response_data: dict
     ) -> dict:
-        """Add the results of the calls, each with only the name of its tool, as in the data."""
+        """Add the results of the calls, each with the name of its tool only, as in the data."""
         for call, result in zip(model_response_data["model_responses_decoded"], execution_results, strict=True):
             inference_data["message"].append({"role": "tool", "name": call.partition("(")[0], "content": result})
         return inference_data

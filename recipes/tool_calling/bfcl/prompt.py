@@ -1,4 +1,4 @@
-"""Make prompts as in ToolRL's data, for other tools and dialogues. Needs only the standard library.
+"""Make prompts in the format of ToolRL's data for other tools and dialogues. Needs only the standard library.
 
 A model is evaluated with the system prompt of its training. That prompt lists the tools of the row as
 
@@ -6,8 +6,8 @@ A model is evaluated with the system prompt of its training. That prompt lists t
     Description: ...
     Parameters: {...}
 
-so a template is the prompt of one row, with the list replaced by `{tools}`. A dialogue is one user message, with a
-blank line between two messages. The results of the calls of a step follow directly below them, in one list:
+so a template is the prompt of one row, in which the list is replaced by `{tools}`. A dialogue is one user message, with
+a blank line between two messages. The results of the calls of a step follow directly below the calls, in one list:
 
     **Dialogue Records History**
     <user> ... </user>
@@ -20,7 +20,7 @@ blank line between two messages. The results of the calls of a step follow direc
 
 All JSON is written as `json.dumps` does, with ASCII escapes.
 
-README.md says where ToolRL's handler for BFCL differs.
+README.md lists the differences from ToolRL's handler for BFCL.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def template_of(system_prompt: str) -> str:
     """Make a template from the system prompt of a row."""
     if len(_TOOLS.findall(system_prompt)) != 1:
         raise ValueError(
-            "the system prompt has no list of tools that begins with '1. Name: ' and ends before a heading in **; "
-            f"write a template with {TOOLS} in their place by hand; found: {system_prompt[:300]!r}"
+            "the system prompt has no list of tools that begins with '1. Name: ' and ends before a heading in **. "
+            f"Found {system_prompt[:300]!r}. Write the template by hand, with {TOOLS} instead of the tools."
         )
     return _TOOLS.sub(lambda _: TOOLS, system_prompt)
 
 
 def describe(tools: Sequence[Mapping[str, Any]]) -> str:
-    """List the tools as in the data."""
+    """Return the list of tools in the format of the data."""
     return "\n".join(
         f"{number}. Name: {tool['name']}\nDescription: {tool.get('description', '')}\n"
         f"Parameters: {json.dumps(tool.get('parameters', {}).get('properties', {}))}"
@@ -58,9 +58,9 @@ def describe(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def system_prompt(template: str, tools: Sequence[Mapping[str, Any]]) -> str:
-    """The system prompt for these tools."""
+    """Return the system prompt for these tools."""
     if TOOLS not in template:
-        raise ValueError(f"the template has no {TOOLS} where the tools belong: {template[:300]!r}")
+        raise ValueError(f"the template has no {TOOLS}, found {template[:300]!r}. Add {TOOLS} where the tools belong.")
     return template.replace(TOOLS, describe(tools))
 
 
@@ -76,12 +76,12 @@ def dialogue(messages: Sequence[Mapping[str, Any]]) -> str:
                 text += gap + (f"<user> {content} </user>" if role == "user" else content)
                 gap = "\n\n"
         elif role != "system":
-            raise ValueError(f"a message has the role {role!r}; expected user, assistant, tool or system")
+            raise ValueError(f"a message has the role {role!r}, expected user, assistant, tool or system")
     return text
 
 
 def _result(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of a call: a JSON object as an object, anything else as text."""
+    """Return the result of a call: a JSON object as an object, anything else as text."""
     content = message["content"]
     try:
         value = json.loads(content)

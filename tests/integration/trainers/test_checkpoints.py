@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import fresh
-from tests.facts import facts
+from tests.facts import facts, says
 from tests.integration.hadw_runs import capability
 from verl_ext.errors import CheckpointError
 from verl_ext.integration import checkpoint
@@ -55,6 +56,8 @@ def test_what_was_saved_comes_back_exactly_and_is_plain_json(folder: Path, caplo
         "overwrites": True,
         "computed_at": 7,
         "estimator": "hadw",
+        "keys": ["acc", "format"],
+        "weights": [1.0, 1.0],
         "accuracy": {"key": "acc", "threshold": None},
         "state": capability(3),
     }
@@ -82,9 +85,9 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[object, ...]]] = {
 def test_a_state_that_does_not_fit_is_refused_with_the_way_out(case: str, folder: Path) -> None:
     path = folder / checkpoint.FILE
     save(folder)
-    change, told = REFUSED[case]
+    change, words = REFUSED[case]
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(CheckpointError, match=facts(path, *told, "delete the file")):
+    with pytest.raises(CheckpointError, match=facts(path, *words, "delete the file")):
         checkpoint.load(run(folder.parent))
 
 
@@ -110,14 +113,50 @@ def test_a_damaged_file_is_named(content: bytes, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["hadw", "dgpo"])
-def test_a_run_without_a_state_takes_away_that_of_the_checkpoint_it_writes_over(name: str, folder: Path) -> None:
-    """Or the run whose state it was would resume from the other's weights with its own history."""
+def test_a_run_without_a_state_replaces_the_state_of_the_checkpoint_that_it_overwrites(name: str, folder: Path) -> None:
+    """Otherwise the earlier run would resume from the weights of this run with its own history."""
     save(folder)
     (folder / ".verl_ext.json.123.tmp").touch()  # left by a killed process
     with checkpoint.saving(run(folder.parent, name=name)):
-        assert not (folder / checkpoint.FILE).exists()
+        content = json.loads((folder / checkpoint.FILE).read_text())
+        assert (content["estimator"], content["state"]) == (name, None)
         assert not (folder / checkpoint.DATA).exists()
-    assert list(folder.iterdir()) == []
+    assert list(folder.iterdir()) == [folder / checkpoint.FILE]
+
+
+def resumed_with(folder: Path, name: str, caplog: pytest.LogCaptureFixture, **rewards: Any) -> list[str]:
+    """Resume another run from the checkpoint; return its warnings."""
+    other = run(folder.parent, name=name)
+    if rewards:
+        settings = Settings.parse({"rewards": {"keys": ["acc", "format"], **rewards}})
+        other.settings = replace(other.settings, rewards=settings.rewards)
+    caplog.clear()
+    checkpoint.load(other)
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_run_that_resumes_with_another_configuration_is_warned(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with checkpoint.saving(run(folder.parent, name="dgpo")):
+        (folder / checkpoint.DATA).touch()
+    assert resumed_with(folder, "dgpo", caplog) == []
+    assert resumed_with(folder, "dgpo", caplog, weights=[1, 1]) == []
+    (text,) = resumed_with(folder, "drgrpo", caplog)
+    assert says(text, folder, "algorithm.adv_estimator=dgpo", "drgrpo", "trainer.resume_mode=disable")
+    (text,) = resumed_with(folder, "dgpo", caplog, weights=[1, 0.5])
+    assert says(text, "algorithm.rewards.weights=[1.0, 1.0]", "[1.0, 0.5]")
+    (text,) = resumed_with(folder, "dgpo", caplog, keys=["format"])
+    assert says(text, "algorithm.rewards.keys=['acc', 'format']", "['format']")
+    assert not says(text, "algorithm.adv_estimator")
+    # A history that starts in the middle of a run has a warning of its own.
+    texts = resumed_with(folder, "hadw", caplog)
+    assert [says(text, "starts empty") for text in texts] == [True, False]
+    assert says(texts[1], "algorithm.adv_estimator=dgpo")
+    (folder / checkpoint.FILE).write_text("{")
+    assert says(*resumed_with(folder, "dgpo", caplog), folder / checkpoint.FILE, "cannot be read")
+    (folder / checkpoint.FILE).unlink()
+    assert says(*resumed_with(folder, "dgpo", caplog), folder / checkpoint.FILE, "does not exist")
 
 
 KILLED_AT = {

@@ -110,7 +110,7 @@ def test_responses_that_did_not_come_are_left_out_counted_and_said(
     }
     assert found == {name: pytest.approx(sorted(values)) for name, values in advantages.items()}
     assert result.metrics[1][MISSING] == missing
-    assert a_line_says(caplog.text, "step 1", f"{missing} of {expected} responses")
+    assert a_line_says(caplog.text, "Step 1", f"{missing} of {expected} responses")
     assert says(caplog.text, MISSING, "sync_refill_failed_groups=True")
 
 
@@ -130,7 +130,7 @@ def test_a_group_whose_rewards_vary_is_trained_on_although_its_score_does_not(pi
 
 
 def test_a_key_that_one_sample_lacks_stops_the_run_and_names_it(pipeline: Pipeline) -> None:
-    with pytest.raises(DataError, match=facts("reward 'acc'", "missing", "uid")):
+    with pytest.raises(DataError, match=facts("reward 'acc'", "missing", "data_source='letters'", "prompt")):
         pipeline.run("other keys", *DRGRPO, ACC)
 
 
@@ -255,10 +255,10 @@ def test_a_registered_function_makes_its_trainer_for_a_run_without_this_package(
 def test_a_registered_function_must_make_a_trainer_with_our_part_for_a_run_of_ours(overrides: tuple[str, ...]) -> None:
     config = compose(*overrides)
     for name, function in (("plain", "plain_trainer"), ("partial", "partial")):
-        told = facts(f"trainer_mode={name}", function, "get_trainer_cls")
-        with pytest.raises(IntegrationError, match=told):
+        message = facts(f"trainer_mode={name}", function, "get_trainer_cls")
+        with pytest.raises(IntegrationError, match=message):
             v1.get_trainer_cls(name)(config=config)
-        with pytest.raises(IntegrationError, match=told):
+        with pytest.raises(IntegrationError, match=message):
             v1.get_trainer_cls(name)(config)
     assert v1.get_trainer_cls("of_choice")(config=config)._verl_ext is not None
 

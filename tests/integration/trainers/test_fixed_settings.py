@@ -17,7 +17,7 @@ TRAINERS = pytest.mark.parametrize("trainer", ["ray", *["default"] * has_default
 KEYS = ["a", "b"]
 OURS = {"rewards": {"keys": KEYS, "weights": [1, 2]}, "gdpo": {"whiten": "token"}}
 CHANGED: dict[str, tuple[dict[str, Any], str, Any, tuple[str, ...]]] = {
-    "the weights": (OURS, "rewards.weights", [2, 1], ("algorithm.rewards.weights", "[1, 2]", "[2, 1]", "restart")),
+    "the weights": (OURS, "rewards.weights", [2, 1], ("algorithm.rewards.weights", "[1, 2]", "[2, 1]", "start")),
     "weights that were not set": ({"rewards": {"keys": KEYS}}, "rewards.weights", [2, 1], ("None", "[2, 1]")),
     "weights that are removed": (OURS, "rewards.weights", None, ("[1, 2]", "None")),
     "verl's name of the weights": (

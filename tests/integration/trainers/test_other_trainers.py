@@ -312,7 +312,7 @@ def test_each_logs_the_metrics_of_its_own_batch() -> None:
     ]
 
 
-def test_a_trainer_of_verl_that_imported_the_function_by_name_is_told_by_its_call() -> None:
+def test_a_trainer_of_verl_that_imported_the_function_by_name_is_recognized_by_its_call() -> None:
     trainers = [ByName(compose(*HADW)) for _ in range(2)]
     updates = [trainer.fit()[0][1]["hadw/updates"] for trainer in (*trainers, trainers[0])]
     assert updates == [1, 1, 2]

@@ -53,12 +53,12 @@ def test_the_state_of_a_run_before_another_estimator_does_not_survive_it(
     assert a_line_says(caplog.text, "WARNING", "step 6", tmp_path / "global_step_6/verl_ext.json", "starts empty")
 
 
-@pytest.mark.parametrize(("text", "whole"), [("", "global_step_5"), ("7", "global_step_5"), ("", "no whole")])
+@pytest.mark.parametrize(("text", "whole"), [("", "global_step_5"), ("7", "global_step_5"), ("", "no complete")])
 def test_a_tracker_that_names_no_checkpoint_is_an_error_that_names_the_newest(
     tmp_path: Path, text: str, whole: str
 ) -> None:
     """verl fails on an empty one, and begins anew where the folder is gone."""
-    if whole != "no whole":
+    if whole != "no complete":
         for step in (3, 5):
             save(tmp_path, step, updates=step)
     (tmp_path / TRACKER).write_text(text)

@@ -1,4 +1,4 @@
-"""What is measured of the advantages of one estimator, alone and against grpo."""
+"""Measure the advantages of one estimator, alone and compared with grpo's."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ _SAME = 1e-9
 
 
 def interval(value: float, groups: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share of so many groups: the answers to one prompt are not independent.
+    """Return Wilson's 95% confidence interval of a fraction.
+
+    The sample size is the number of groups, because the responses to one prompt are not independent.
 
     >>> interval(0.5, 100)[0].__round__(3), interval(0.0, 100)[1].__round__(3)
     (0.404, 0.037)
@@ -24,7 +26,7 @@ def interval(value: float, groups: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Bins:
-    """Groups sorted by difficulty."""
+    """Groups sorted by the accuracy of their prompt."""
 
     title: str
     labels: tuple[str, ...]
@@ -34,43 +36,43 @@ class Bins:
 
 @dataclass(frozen=True)
 class Measures:
-    """The figures of one estimator."""
+    """The numbers that describe the advantages of one estimator."""
 
-    dead: float
-    """The share of groups in which every advantage is 0."""
+    zero_variance: float
+    """Fraction of the groups in which every advantage is 0."""
     zero: float
-    """The share of trajectories with advantage 0."""
-    turned: float
-    """The share of trajectories whose advantage has the other sign than grpo's."""
-    size: float
+    """Fraction of the rows whose advantage is 0."""
+    sign_flips: float
+    """Fraction of the rows whose advantage and grpo's advantage have opposite signs."""
+    mean_magnitude: float
     """Mean |A|."""
     by_level: Array
-    """For each bin the mean |A|, divided by that of all groups; and the half of its 95 % interval."""
+    """`[bins, 2]` mean |A| of each bin divided by that of all groups, and half the width of its 95% interval."""
 
 
 def measure(advantages: Array, baseline: Array, groups: Groups, level: Bins) -> Measures:
-    """Return all figures."""
-    size = np.abs(advantages)
+    """Measure advantages, and compare their signs with those of the baseline."""
+    magnitudes = np.abs(advantages)
     return Measures(
-        dead=float((groups.sum(size) == 0).mean()),
+        zero_variance=float((groups.sum(magnitudes) == 0).mean()),
         zero=float((advantages == 0).mean()),
-        turned=float((np.sign(advantages) * np.sign(baseline) < 0).mean()),
-        size=float(size.mean()),
-        by_level=_by_level(groups.mean(size), level),
+        sign_flips=float((np.sign(advantages) * np.sign(baseline) < 0).mean()),
+        mean_magnitude=float(magnitudes.mean()),
+        by_level=_by_level(groups.mean(magnitudes), level),
     )
 
 
-def _by_level(sizes: Array, level: Bins) -> Array:
-    """`[bins, 2]` the mean of each bin and the half of its interval, divided by the mean of all groups."""
+def _by_level(means: Array, level: Bins) -> Array:
+    """Return `Measures.by_level`; `means` are the mean |A| of each group."""
     import pandas as pd
 
-    found = pd.Series(sizes).groupby(level.ids).agg(["mean", "sem"]).reindex(range(len(level.labels)))
+    found = pd.Series(means).groupby(level.ids).agg(["mean", "sem"]).reindex(range(len(level.labels)))
     levels: Array = found.to_numpy() * [1.0, 1.96]
-    return levels / sizes.mean() if sizes.any() else levels
+    return levels / means.mean() if means.any() else levels
 
 
 def by_accuracy(means: Array, title: str) -> Bins:
-    """Sort groups by their mean accuracy: 0, four quarters between, 1; and NaN into a bin of its own."""
-    unscored, labels = np.isnan(means), ("0", "to 0.25", "to 0.5", "to 0.75", "below 1", "1")
+    """Sort groups by their mean accuracy: 0, the four quarters between, 1. Groups with NaN get a separate bin."""
+    unscored, labels = np.isnan(means), ("0", "(0, 0.25]", "(0.25, 0.5]", "(0.5, 0.75]", "(0.75, 1)", "1")
     ids = np.where(unscored, len(labels), np.searchsorted([0, 0.25, 0.5, 0.75, 1 - 2 * _SAME], means - _SAME))
-    return Bins(title, (*labels, *["unscored"] * bool(unscored.any())), ids)
+    return Bins(title, (*labels, *["not scored"] * bool(unscored.any())), ids)

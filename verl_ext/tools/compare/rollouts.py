@@ -1,4 +1,4 @@
-"""Scored answers: those of a run, or of any table."""
+"""Hold scored responses, of a run or of any table."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCORE, SUM = "score", "weighted sum"
-TOKENS, ANSWERS = "tokens", "answers"
+TOKENS, RESPONSES = "tokens", "responses"
 
 
 @dataclass(frozen=True)
 class About:
-    """What the metadata of a dump say: of which update it is, and of which run."""
+    """The metadata of a dump: the update that it holds, and the settings of its run."""
 
     step: int
     update: int
     estimator: str
     algorithm: Mapping[str, Any]
-    """The run's section `algorithm`, as plain data."""
+    """The section `algorithm` of the run, as plain data."""
     loss_agg_mode: str
 
 
@@ -41,29 +41,31 @@ class Rollouts:
 
     path: Path
     table: pd.DataFrame
-    """One row a trajectory: `step`, `update`, `uid`, `reward/<key>`; in a dump also `advantage`, by turn `turn`."""
+    """One row per trajectory, or per turn if the run has per-turn rewards.
+
+    The columns are `step`, `update`, `uid` and `reward/<key>`; in a dump also `advantage`, and with turns `turn`."""
     rewards: Mapping[str, Array]
-    """Each reward as it was scored, NaN where it was not; the score is one of them."""
+    """`[N]` each reward as it was scored, NaN where it was not scored. The score is one of them."""
     parts: Mapping[str, Array]
-    """What each reward adds to the total, and the total itself."""
+    """`[N]` the term of each reward in the total, and the total itself."""
     total: str
-    """The reward that verl's grpo works on: the score; in a dump of this package the total that the run trained on."""
+    """Name of the reward on which the baseline grpo is computed: the score, or in a dump the total of the run."""
     counts: Mapping[str, Any]
-    """`[N]` each, named as in `Batch.of`: `lengths`, and `outputs` where they are known."""
+    """`[N]` each, named as in `Batch.of`: `lengths`, and `outputs` if they are known."""
     unit: str
-    """What the lengths count: tokens, or answers if nothing is known of their length."""
+    """What the lengths count: tokens, or responses (1 each) if the number of tokens is not known."""
     run: About | None = None
     """The last update of the run that wrote the dump."""
     notes: tuple[str, ...] = ()
-    """What was left out or assumed."""
+    """Sentences about rows that were skipped, and about assumptions."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Of the run's rewards in its total, where they are not 1."""
+    """The weights of the run's rewards in its total, if they are not 1."""
     items: Mapping[str, Items] = field(default_factory=dict)
-    """The rewards by item; `rewards` has their weighted sums."""
+    """The rubrics; `rewards` has their weighted sums."""
 
     @cached_property
     def groups(self) -> Groups:
-        """The answers to one prompt in one update; by turn those that reached the turn."""
+        """The responses to one prompt in one update; with per-turn rewards, those that reached the same turn."""
         return Groups.of(zip(self.prompts.ids.tolist(), self.turns.tolist(), strict=True))
 
     @cached_property
@@ -73,12 +75,12 @@ class Rollouts:
 
     @cached_property
     def turns(self) -> Index:
-        """The turn of each row, from 0; all are 0 without rewards by turn."""
+        """`[N]` the turn of each row, from 0; all are 0 without per-turn rewards."""
         numbers = self.table["turn"].fillna(1) if "turn" in self.table else np.ones(len(self.table))
         return np.asarray(numbers, dtype=np.intp) - 1
 
     def of_prompts(self, values: Array) -> Array:
-        """Return for each group the mean over the answers to its prompt, each once."""
+        """Return for each group the mean over the responses to its prompt; each response counts once."""
         means = self.prompts.mean(np.where(self.turns == 0, values, np.nan))
         return self.prompts.broadcast(means)[self.groups.order[self.groups.starts]]
 
@@ -88,13 +90,19 @@ class Rollouts:
         return dict(self.table.groupby(["step", "update"]).indices)
 
     def reward(self, key: str, setting: str) -> Array:
-        """Return the values of a reward; raise if the files do not have it."""
-        if key not in self.rewards:
-            raise DataError(f"{setting}: {unknown('reward', key, self.rewards)}")
-        return self.rewards[key]
+        """Return the values of a reward; raise an error that names the setting if the rollouts lack it."""
+        if key in self.rewards:
+            return self.rewards[key]
+        if f"reward/{key}" in self.table:
+            raise DataError(
+                f"{setting} names {key!r}, but this column of {self.path} contains no numbers. The columns with "
+                f"numbers are {listed(self.rewards)}. If {key!r} contains rubrics, add the argument "
+                f"'algorithm.rewards.rubrics=[{key}]'."
+            )
+        raise DataError(f"{setting}: {unknown('reward', key, self.rewards)}.")
 
-    def with_items(self, keys: Collection[str]) -> Rollouts:
-        """Return the same with the rewards by item, which are text in the files."""
+    def with_rubrics(self, keys: Collection[str]) -> Rollouts:
+        """Return the same with the rubrics, which are text in the files."""
         labels = [self.prompts.labels[place] for place in self.prompts.ids]
         items = {key: Items.of(key, labels, self.table.get(f"reward/{key}", [None] * len(labels))) for key in keys}
         totals = {key: items[key].total for key in keys}
@@ -102,20 +110,20 @@ class Rollouts:
         return replace(self, items=items, rewards={**self.rewards, **totals}, parts={**self.parts, **parts})
 
     def scored(self, settings: RewardsSettings) -> Rollouts:
-        """Return the same with a score: the weighted sum of the named rewards, if the files have no score."""
+        """Return the same with a score. If the files have no score, it is the weighted sum of the named rewards."""
         if self.total in self.rewards:
             return self
         if settings.keys is None:
             raise ConfigurationError(
-                f"there is no column {SCORE!r}: name the rewards to add up, 'algorithm.rewards.keys=[...]' with some "
-                f"of {listed(self.rewards)}"
+                f"{self.path} has no column {SCORE!r}, and algorithm.rewards.keys is not set for all variants. Add the "
+                f"argument 'algorithm.rewards.keys=[...]' with some of the rewards {listed(self.rewards)}."
             )
         columns = np.stack([self.reward(key, "algorithm.rewards.keys") for key in settings.keys], axis=1)
         check_finite(columns, settings.keys, self.table["uid"].tolist())
-        weighed = np.nan_to_num(columns) * np.array(settings.weights or [1.0] * len(settings.keys))
-        total = weighed.sum(axis=1)
+        weighted = np.nan_to_num(columns) * np.array(settings.weights or [1.0] * len(settings.keys))
+        total = weighted.sum(axis=1)
         total[np.isnan(columns).all(axis=1)] = np.nan
-        parts = {**dict(zip(settings.keys, weighed.T, strict=True)), self.total: total}
+        parts = {**dict(zip(settings.keys, weighted.T, strict=True)), self.total: total}
         return replace(self, rewards={**self.rewards, self.total: total}, parts=parts)
 
     @property
@@ -123,8 +131,14 @@ class Rollouts:
         """Say how much was read, and from where."""
         steps, sizes, count = self.table["step"], self.groups.sizes, len(self.updates)
         span = f"steps {steps.min()} to {steps.max()}" if steps.any() else "one batch"
-        answers = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
+        responses = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
         batches = f", {count} batches" if count > 1 else ""
         turns = f"{len(self.table):,} turns of " if self.turns.any() else ""
         whole = np.count_nonzero(self.turns == 0)
-        return f"{turns}{whole:,} trajectories in {len(sizes):,} groups of {answers}, {span}{batches}: {self.path}"
+        read = f"{turns}{whole:,} trajectories in {len(sizes):,} groups of {responses}, {span}{batches}"
+        return f"Read {read}, from {self.path}"
+
+    @property
+    def row(self) -> str:
+        """What a row of the table is, in the plural."""
+        return "turns" if self.turns.any() else "trajectories"

@@ -1,4 +1,4 @@
-"""What is compared: estimators with their settings, and the advantages that they give."""
+"""Read the variants, estimators with their settings, and compute their advantages."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ from verl_ext.tools.compare.rollouts import TOKENS, Rollouts
 
 GRPO = "grpo"
 UNUSED = tuple(f"algorithm.rewards.{name}=" for name in ("accuracy_between", "log", "rejected", "token_scores"))
-"""Settings without effect on rollouts that are stored."""
+"""Settings that have no effect on stored rollouts."""
 _SETTING = re.compile(r"\s+(?=[+~]*[\w.@/]+=)")
-"""Where a setting begins. Spaces inside `[...]` and `{...}` are followed by no `KEY=`."""
+"""The space before a setting. A space inside `[...]` or `{...}` is not followed by `KEY=`."""
 _ROUNDING = 1e-4
-"""Advantages are computed in float64 here, and recorded in float64 or float32."""
+"""Advantages that differ by less are equal: they are computed in float64, and recorded in float64 or float32."""
 
 
 @dataclass(frozen=True)
@@ -32,30 +32,30 @@ class Variant:
     """An estimator with its settings."""
 
     name: str
-    """The estimator."""
+    """The name of the estimator."""
     text: str
-    """As the user wrote it; the tables call it so."""
+    """The argument of the user, which the tables show."""
     settings: Settings
     chain: Chain
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The advantages of a variant."""
+    """The advantages of a variant, and the sum of rewards from which they are made."""
 
     variant: Variant
     advantages: Array
     parts: Mapping[str, Array]
-    """What each reward adds to the sum."""
+    """`[N]` the term of each reward in the sum."""
     total: Array
-    """The sum; NaN if it has no parts."""
+    """`[N]` the sum; NaN if the estimator does not form a sum of rewards."""
     notes: tuple[str, ...] = ()
 
 
 def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], Settings]:
     """Return the variants, grpo on the score first, and the settings that all of them share.
 
-    A setting that no argument names is that of the run, where its dump has the settings.
+    If a dump stores the settings of its run, they apply unless an argument overrides them.
     """
     shared: list[str] = []
     named: list[tuple[str, list[str], str]] = []
@@ -68,10 +68,13 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
         else:
             named.append((first, overrides, argument))
     if not named:
-        raise ConfigurationError(f"name an estimator to compare with grpo: {listed(INSTALLED)}, or a list in [...]")
+        raise ConfigurationError(
+            f"compare needs at least one estimator to compare with grpo. Add one of {listed(INSTALLED)}, or a list of "
+            "steps such as '[weighted_sum,center]'."
+        )
     for text in (*shared, *(text for _, overrides, _ in named for text in overrides)):
-        if text.startswith(UNUSED):
-            raise ConfigurationError(f"compare computes the same advantages whatever {text} is: leave it out")
+        if text.lstrip("+").startswith(UNUSED):
+            raise ConfigurationError(f"{text} has no effect in compare, because the rollouts are stored. Remove it.")
     common = settings_of(rollouts, shared)
     plain = Settings(norm_by_std=common.norm_by_std)
     variants = [Variant(GRPO, GRPO, plain, build(GRPO, plain))]
@@ -80,21 +83,23 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
         chain = build(name, settings)
         if chain.per_reward and settings.rewards.keys is None:
             raise ConfigurationError(
-                f"{name} works on each reward separately: add 'algorithm.rewards.keys=[...]' with some of "
-                f"{listed(rollouts.rewards)}"
+                f"{name} processes each reward separately, but algorithm.rewards.keys is not set. Add the argument "
+                f"'algorithm.rewards.keys=[...]' with some of the rewards {listed(rollouts.rewards)}."
             )
         called = "grpo (sum)" if text == GRPO and settings.rewards.keys else text
         variants.append(Variant(name, called, settings, chain))
     texts = [variant.text for variant in variants]
     if twice := {text for text in texts if texts.count(text) > 1}:
-        raise ConfigurationError(f"{listed(twice)} is there twice (grpo on the score always is): leave one out")
+        raise ConfigurationError(
+            f"The variant {listed(twice)} is listed twice. Remove one. compare always includes grpo on the score."
+        )
     return variants, common
 
 
 def settings_of(rollouts: Rollouts, overrides: Sequence[str] = ()) -> Settings:
-    """Return the settings of the run with some overrides; rollouts hold no KL term.
+    """Return the settings of the run with some overrides. The KL term is off, because rollouts do not contain it.
 
-    A list of steps may name code to import, so only the command line gives one.
+    A list of steps may name code to import, so it is never taken from a file.
     """
     run = rollouts.run
     if run is None:
@@ -104,11 +109,11 @@ def settings_of(rollouts: Rollouts, overrides: Sequence[str] = ()) -> Settings:
 
 
 def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
-    """Compute the advantages update by update: an estimator may carry state from one to the next."""
+    """Compute the advantages update by update, because an estimator may carry state from one to the next."""
     chain, rewards_settings = variant.chain, variant.settings.rewards
     keys = rewards_settings.keys or (rollouts.total,)
     rewards = [rollouts.items.get(key, rollouts.reward(key, "algorithm.rewards.keys")) for key in keys]
-    per_turn = _by_turn(rewards_settings, keys, rollouts)
+    per_turn = _per_turn(rewards_settings, keys, rollouts)
     accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
     uids = rollouts.table["uid"].to_numpy()
     state: Mapping[str, Any] = chain.init()
@@ -126,44 +131,66 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
         state, advantages[rows] = result.state, result.advantages
         if result.summed is not None:
             parts[rows], total[rows] = result.summed
-    said = [*_odd(chain, rollouts, rewards_settings.weights)]
+    notes = [*_differences(variant, rollouts)]
     if rollouts.run is not None and rollouts.run.estimator == variant.name:
-        apart = float(np.abs(advantages - rollouts.table["advantage"].to_numpy(float)).max())
-        same = "equal" if apart < _ROUNDING else f"differ by up to {apart:.3g} from"
-        said.append(f"its advantages {same} those that the run recorded")
-    named = tuple(f"{variant.text}: {text}" for text in said)
+        difference = float(np.abs(advantages - rollouts.table["advantage"].to_numpy(float)).max())
+        same = "equal" if difference < _ROUNDING else f"differ by up to {difference:.3g} from"
+        notes.append(f"This is the estimator of the run, and its advantages {same} those that the run recorded.")
+    notes = [f"{variant.text}: {text}" for text in notes]
     by_key = rollouts.parts if rewards_settings.keys is None else dict(zip(keys, parts.T, strict=True))
-    return Outcome(variant, advantages, by_key, total, named)
+    return Outcome(variant, advantages, by_key, total, tuple(notes))
 
 
-def _by_turn(settings: RewardsSettings, keys: Sequence[str], rollouts: Rollouts) -> tuple[int, ...]:
-    """Return the places of the rewards that a dump has by turn; raise if a variant names others."""
-    recorded = [] if rollouts.run is None else settings_of(rollouts).rewards.per_turn or ()
-    if set(settings.per_turn or ()) != set(recorded).intersection(keys):
+def _per_turn(settings: RewardsSettings, keys: Sequence[str], rollouts: Rollouts) -> tuple[int, ...]:
+    """Return the places of the per-turn rewards of a dump; raise if a variant names others."""
+    recorded = () if rollouts.run is None else settings_of(rollouts).rewards.per_turn or ()
+    per_turn = [key for key in keys if key in recorded]
+    if set(settings.per_turn or ()) != set(per_turn):
+        recorded_text = f"only {listed(per_turn)}" if per_turn else "no reward"
         raise ConfigurationError(
-            f"algorithm.rewards.per_turn={list(settings.per_turn or ())}: of {listed(keys)} the rollouts have "
-            f"{listed(recorded)} by turn; name those"
+            f"algorithm.rewards.per_turn={_list(settings.per_turn or ())} does not match the rollouts. Of the rewards "
+            f"{listed(keys)}, {recorded_text} has one value per turn. Set algorithm.rewards.per_turn="
+            f"{_list(per_turn) if per_turn else 'null'}."
         )
     return tuple(place for place, key in enumerate(keys) if key in recorded)
 
 
-def _odd(chain: Chain, rollouts: Rollouts, weights: tuple[float, ...] | None) -> Iterator[str]:
-    """Say which numbers may not be those of a run."""
+def _list(names: Sequence[str]) -> str:
+    return f"[{','.join(names)}]"
+
+
+def _differences(variant: Variant, rollouts: Rollouts) -> Iterator[str]:
+    """Yield the reasons why the advantages of a variant may differ from those of a run."""
+    chain, weights = variant.chain, variant.settings.rewards.weights
     if chain.stateful and len(rollouts.updates) > 1:
-        yield "its history begins with these rollouts"
+        yield (
+            "The history of this estimator begins with these rollouts. The advantages of a run are the same only if "
+            "the rollouts contain the run from its first step."
+        )
     elif chain.stateful:
-        yield "it has no history in a single batch: a column `step` says to which step of the training a row belongs"
+        yield (
+            "This estimator has no history yet, because the rollouts are one batch. If they come from several training "
+            "steps, add a column `step` with the step of each row."
+        )
     by_tokens = any(getattr(step, "over", None) == "token" for step in chain.steps)
     if by_tokens and rollouts.unit != TOKENS:
-        yield f"approximate: it weighs by tokens, here by {rollouts.unit}, because no column `{TOKENS}` has them"
+        yield (
+            "The advantages are approximate, because this estimator weights responses by their tokens, and the number "
+            f"of tokens is not known. All responses have the same weight here. Add a column `{TOKENS}` with the number "
+            "of response tokens."
+        )
     if weights is not None and not any(hasattr(step, "weights") for step in chain.steps):
-        yield "algorithm.rewards.weights have no effect on it, and a run with them is refused"
+        yield (
+            "algorithm.rewards.weights has no effect on this estimator, and verl_ext rejects a run that sets it. Set "
+            "algorithm.rewards.weights=null for this variant."
+        )
 
 
 def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:
     """Return the name and the values in [0, 1] of the accuracy.
 
-    A dump's accuracy is taken unless a setting names another; else `acc`; else the score, if it is the only reward.
+    If a dump stores the accuracy, and no setting names another, that is used. Otherwise it is the reward of
+    `accuracy_key`, the reward `acc`, or the score if there is at most one reward.
     """
     rewards, run = settings.rewards, settings_of(rollouts).rewards
     named = (rewards.accuracy_key, rewards.accuracy_threshold)
@@ -172,7 +199,9 @@ def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:
     key = rewards.accuracy_in(rollouts.rewards, score=rollouts.total)
     if key == rollouts.total and rewards.accuracy_key is None and len(rewards.keys or ()) > 1:
         raise ConfigurationError(
-            f"which reward is the accuracy? Set algorithm.rewards.accuracy_key to one of {listed(rewards.keys or ())}"
+            "algorithm.rewards.accuracy_key is not set, and no reward is named 'acc', so the accuracy is not known. "
+            f"Set algorithm.rewards.accuracy_key to one of {listed(rewards.keys or ())}. If the values of this reward "
+            "are not in [0, 1], also set algorithm.rewards.accuracy_threshold."
         )
     values = rollouts.reward(key, "algorithm.rewards.accuracy_key")
     uids = rollouts.table["uid"].tolist()

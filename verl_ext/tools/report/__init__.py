@@ -1,1 +1,1 @@
-"""Tables and pictures from verl's own logs: `python -m verl_ext report RUN...`."""
+"""Tables and plots of the metrics that verl logs: `python -m verl_ext report RUN...`."""

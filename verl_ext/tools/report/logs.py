@@ -1,4 +1,4 @@
-"""Find and read what verl's file logger wrote of a run, as a table with a row a step and a column a metric."""
+"""Find the log that verl's file logger wrote for a run, and read it as a table of steps by metrics."""
 
 from __future__ import annotations
 
@@ -15,32 +15,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Log:
-    """What a run logged."""
+    """The metrics of a run."""
 
     path: Path
     table: pd.DataFrame
-    """Steps, ascending, by metrics with a value at some step; NaN where a metric was not logged."""
+    """One row per step, ascending, and one column per metric; NaN if a metric was not logged at a step."""
     notes: tuple[str, ...]
 
 
 def find_log(run: Path) -> Path:
-    """Find the log of a run: the path itself, or the log in a run's folder."""
+    """Return the log of a run: the path itself, or the log in a folder."""
     if run.is_file():
         return run
     logs = [run / METRICS] if (run / METRICS).is_file() else sorted(run.glob("*.jsonl"))
     if len(logs) != 1:
         if runs := sorted(str(log.parent) for log in run.glob(f"*/{METRICS}")):
-            raise DataError(f"{run} holds no log but runs: report {' '.join(runs)}")
-        what = f"holds {listed(path.name for path in logs)}" if run.exists() else "does not exist"
+            raise DataError(
+                f"{run} contains no log, but its subfolders do. Use `python -m verl_ext report {' '.join(runs)}`."
+            )
+        if len(logs) > 1:
+            raise DataError(
+                f"{run} contains no {METRICS}, but several .jsonl files. Use the path of one of {listed(logs)}."
+            )
+        what = "contains no log" if run.exists() else "does not exist"
         raise DataError(
-            f"{run} {what}; expected {METRICS} or one .jsonl file; verl writes it with 'trainer.logger=[console,file]' "
-            "to <project_name>/<experiment_name>.jsonl, or to VERL_FILE_LOGGER_PATH"
+            f"{run} {what}. Use the path of a log, or of a folder with {METRICS} or one .jsonl file. With "
+            "trainer.logger=[console,file], verl writes the log of a run to <project_name>/<experiment_name>.jsonl in "
+            "the working directory, or to the file in VERL_FILE_LOGGER_PATH."
         )
     return logs[0]
 
 
 def read_log(path: Path) -> Log:
-    """Read a log. A step that is below the last one begins a resumed part, which counts."""
+    """Read a log. A step below the previous one begins a resumed run, whose values replace those logged before."""
     import pandas as pd
 
     kept: list[tuple[int, dict[str, float]]] = []
@@ -60,12 +67,20 @@ def read_log(path: Path) -> Log:
     infinite = table.abs() == float("inf")
     table = table.mask(infinite).dropna(axis="columns", how="all")
     if table.empty:
-        raise DataError(f"{path} holds no metrics of verl's file logger ({{'step': ..., 'data': {{...}}}})")
-    notes = [f"resumed at step {', '.join(map(str, resumed[-5:]))}: the later values count"] if resumed else []
-    notes += [f"{torn} unreadable line(s) left out"] if torn else []
-    notes += [
-        f"{name} is infinite at {steps.sum()} steps, the first {steps.idxmax()}: they are left out"
-        for name, steps in infinite.items()
-        if steps.any()
-    ]
+        raise DataError(
+            f"{path} contains no metrics. Use a log of verl's file logger, which has lines like "
+            '{"step": 1, "data": {...}}.'
+        )
+    notes = []
+    if resumed:
+        steps = ", ".join(map(str, resumed[-5:]))
+        notes.append(f"The run resumed at step {steps}. From there on, the values logged last are used.")
+    if torn:
+        notes.append(f"Skipped {torn} unreadable line(s).")
+    for name, where in infinite.items():
+        if where.any():
+            notes.append(
+                f"The metric {name} is infinite at {where.sum()} step(s), first at step {where.idxmax()}. These values "
+                "are skipped."
+            )
     return Log(path, table.groupby(level=0).last(), tuple(notes))

@@ -1,0 +1,58 @@
+"""Name the prompt of a response in an error: its uid is random, so it says nothing to a reader."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from verl_ext.errors import DataError
+
+FIELDS = ("data_source", "extra_info", "raw_prompt")
+"""The fields of verl's batch that say which row of the data a response belongs to."""
+LONGEST = 80
+"""The number of characters of a prompt that an error shows."""
+
+
+@contextmanager
+def naming_prompts(fields_of: Callable[[Hashable], Mapping[str, Any]]) -> Iterator[None]:
+    """Add to a `DataError` about one response which row of the data the response belongs to.
+
+    `fields_of` returns the values of `FIELDS`, as far as they exist, for a uid.
+    """
+    try:
+        yield
+    except DataError as error:
+        description = ""
+        if error.label is not None:
+            try:
+                description = describe(fields_of(error.label))
+            except Exception:  # noqa: BLE001 - the error about the reward is the important one
+                raise error from None
+        if not description:
+            raise
+        raise DataError(f"{error} The response belongs to {description}.") from error
+
+
+def describe(fields: Mapping[str, Any]) -> str:
+    """Return the data source, the index and the beginning of the prompt, as far as they are known.
+
+    >>> prompt = [{"role": "user", "content": "2+3"}]
+    >>> describe({"data_source": "sums", "extra_info": {"index": 7}, "raw_prompt": prompt})
+    "data_source='sums', index=7, prompt '2+3'"
+    """
+    parts = []
+    if fields.get("data_source") is not None:
+        parts.append(f"data_source={str(fields['data_source'])!r}")
+    extra_info = fields.get("extra_info")
+    if isinstance(extra_info, Mapping) and extra_info.get("index") is not None:
+        parts.append(f"index={extra_info['index']}")
+    text = _text(fields.get("raw_prompt"))
+    if text:
+        parts.append(f"prompt {text[:LONGEST]!r}" + ("..." if len(text) > LONGEST else ""))
+    return ", ".join(parts)
+
+
+def _text(messages: Any) -> str:
+    """Return the last message of a prompt on one line."""
+    last = messages[-1] if messages is not None and len(messages) else {}
+    content = last.get("content") if isinstance(last, Mapping) else None
+    return " ".join(content.split()) if isinstance(content, str) else ""
