@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from recipes.quickstart import prepare_data as quickstart
 from tests.end_to_end.run import MARK, end_all, metrics_of
 from tests.recipes.launchers import CONFIGS, RECIPES, environment
+from verl_ext.checks.judge import SUMMARY
 
 pytestmark = pytest.mark.end_to_end
 GDPO = "verl_ext=[cpu,gdpo]"
@@ -75,7 +77,11 @@ def task(tmp_path):
 
 
 def test_tool_calling_trains_validates_and_saves(launch, task, tmp_path):
-    launch("tool_calling/run.sh", "gdpo", GDPO, *SMALL, *task, "trainer.total_training_steps=2")
+    output = launch("tool_calling/run.sh", "gdpo", GDPO, *SMALL, *task, "trainer.total_training_steps=2")
+    # By the driver at its start, and by the trainer before the first step.
+    assert len(re.findall(SUMMARY, output)) == 2
+    driver, trainer, steps = (re.search(text, output).start() for text in (SUMMARY, rf"\(.*{SUMMARY}", "step:1 "))
+    assert driver < trainer < steps
     folder = tmp_path / "outputs/tool_calling/gdpo"
     keys = ("correctness", "format")
     found = metrics_of(folder / "metrics.jsonl")

@@ -160,8 +160,8 @@ def _load_state(run: Run, chain: Chain, path: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, CheckpointError) as error:
         reason = str(error) if isinstance(error, CheckpointError) else f"It cannot be read: {error!r:.200}"
         raise CheckpointError(
-            f"{path}: {reason.rstrip('.')}. Resume with the settings that wrote the file, or from another checkpoint. If you "
-            "delete the file, the history starts empty."
+            f"{path}: {reason.rstrip('.')}. Resume with the settings that wrote the file, or from another checkpoint. "
+            "If you delete the file, the history starts empty."
         ) from error
     if run.state is None:
         logger.warning(EMPTY_HISTORY, run.step, f"{path} has no state", run.name)

@@ -79,7 +79,7 @@ OF_VERL_ALONE = frozenset(
 # Metrics and columns that an older version may lack. One that the newer version lacks is always a difference.
 ADDED_METRICS: tuple[str, ...] = ("advantage/contribution/*",)
 ADDED_COLUMNS: tuple[str, ...] = ()
-# Differences that are intended: a kind, or `kind/method`; then a pattern of what differs; then the reason.
+# Differences that are intended: `*`, a kind, or `kind/method`; then a pattern of what differs; then the reason.
 RECORDED = "a checkpoint records the estimator, the keys and the weights that saved it"
 EXPECTED: tuple[tuple[str, str, str], ...] = (
     ("*", "[0].keys: only in the new version", RECORDED),
