@@ -221,8 +221,8 @@ COMMANDS = {
         "verl",
         add_check,
         "validate the configuration of a run before it starts",
-        "Give it the arguments of `python -m verl.trainer.main_ppo`. Neither Ray nor a model is started.\n"
-        "With --try-reward it also calls the reward function on rows of the training data.\n"
+        "Pass the arguments of `python -m verl.trainer.main_ppo`. Neither Ray nor a model is started.\n"
+        "With --try-reward the reward function is called on rows of the training data.\n"
         "The exit status is 1 if verl_ext or verl rejects the run.",
     ),
     "compare": Command(
@@ -237,7 +237,7 @@ COMMANDS = {
         "",
         add_nothing,
         "report whether verl loads verl_ext in this environment",
-        "Run it in every environment that runs verl, on every node. The exit status is 1 if something is wrong.",
+        "Run doctor in every environment that runs verl, on every node. The exit status is 1 if a check failed.",
     ),
     "recipes": Command(
         "verl_ext.tools.recipes",
@@ -251,7 +251,7 @@ COMMANDS = {
         "verl",
         add_rehearse,
         "train, save, resume and validate a scaled-down copy of a run on the CPU",
-        "Give it the arguments of `python -m verl.trainer.main_ppo`. It runs verl's pipeline with your\n"
+        "Pass the arguments of `python -m verl.trainer.main_ppo`. The rehearsal runs verl's pipeline with your\n"
         "data, tokenizer, tools, reward function and estimator. The models are small and have random weights.\n"
         "Logs and metrics are written to the folder `rehearsal` in trainer.default_local_dir.\n"
         "The exit status is 1 if a stage failed.",
@@ -261,14 +261,14 @@ COMMANDS = {
         "pandas",
         add_report,
         "summarize the rewards of runs in a table and a plot",
-        "It reads the files that verl's file logger writes (trainer.logger=[console,file]).",
+        "The input are the files that verl's file logger writes (trainer.logger=[console,file]).",
     ),
     "show": Command(
         "verl_ext.tools.show",
         "hydra",
         add_show,
         "print the steps, the formula and the settings of an estimator",
-        "It also prints the list of steps for `compose` that is equivalent to the estimator.",
+        "The last line is the list of steps for `compose` that is equivalent to the estimator.",
     ),
 }
 
@@ -319,5 +319,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (VerlExtError, OSError) as error:  # an OSError, for example, if a file cannot be written
-        say(f"{type(error).__name__}: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return 1

@@ -82,7 +82,7 @@ def test_errors_are_printed_and_end_in_status_1(check):
 def test_what_hydra_cannot_compose_is_an_error(check, arguments, word):
     status, out, err = check(*arguments)
     assert (status, out) == (1, "")
-    assert err.startswith("ConfigurationError: ")
+    assert err.startswith("error: ")
     assert word in err
 
 
@@ -100,7 +100,7 @@ def test_a_setting_that_this_verl_does_not_have_is_not_to_be_appended(check, set
     status, out, err = check("algorithm.adv_estimator=grpo", setting)
     assert (status, out) == (1, "")
     assert says(err, *facts)
-    assert says(err, "append") == facts[0].startswith("+")
+    assert says(err, f"+{setting}") == facts[0].startswith("+")
     assert says(check("algorithm.adv_estimator=grpo", f"+{setting}")[1], "no setting") == ("no setting" in facts)
 
 

@@ -84,12 +84,12 @@ def test_rounding_and_other_words_are_no_difference(change):
 
 
 def test_a_renamed_metric_or_state_is_compared_under_its_newest_name(monkeypatch):
-    monkeypatch.setattr(renamed, "METRICS", (("*/updates", "*/updates"),))
-    monkeypatch.setattr(renamed, "STEPS", (("weight_by_history", "weight_by_history"),))
-    monkeypatch.setattr(renamed, "STATE", (("updates", "updates"),))
-    state = {"weight_by_history": {"value": 0.5, "window": [0.25], "updates": 2}}
+    monkeypatch.setattr(renamed, "METRICS", (("*/batches", "*/updates"),))
+    monkeypatch.setattr(renamed, "STEPS", (("weight_by_past", "weight_by_history"),))
+    monkeypatch.setattr(renamed, "STATE", (("batches", "updates"),))
+    state = {"weight_by_past": {"value": 0.5, "window": [0.25], "batches": 2}}
     new = changed(in_batch("state", state))
-    new["batches"][0]["metrics"] = {"hadw/updates": 2.0, "reward/acc/mean": 0.3}
+    new["batches"][0]["metrics"] = {"hadw/batches": 2.0, "reward/acc/mean": 0.3}
     assert differences(OUTCOME, new) == []
     assert newest((("a/new/*", "a/old/*"),), "a/old/acc") == "a/new/acc"
 
@@ -97,7 +97,7 @@ def test_a_renamed_metric_or_state_is_compared_under_its_newest_name(monkeypatch
 def test_settings_are_translated_into_the_spelling_that_a_version_accepts(monkeypatch):
     monkeypatch.setattr(renamed, "SETTINGS", (("dara.variant", "dara.of"),))
     monkeypatch.setattr(renamed, "VALUES", (("dara.variant", ("symmetric", "both")),))
-    monkeypatch.setattr(renamed, "STEPS", (("center", "center"),))
+    monkeypatch.setattr(renamed, "STEPS", (("middle", "center"),))
     given = ("dara", {"dara": {"of": "both"}, "compose": {"steps": ["center", {"step": "center", "x": 1}]}})
 
     def accepts(method, algorithm):
@@ -111,7 +111,7 @@ def test_settings_are_translated_into_the_spelling_that_a_version_accepts(monkey
         assert known == [spelling is not neither] * 2
     _, algorithm = new.translate(*given)
     assert algorithm["dara"] == {"variant": "symmetric"}
-    assert algorithm["compose"]["steps"] == ["center", {"step": "center", "x": 1}]
+    assert algorithm["compose"]["steps"] == ["middle", {"step": "middle", "x": 1}]
     assert neither.missing("dara", {"dara": {"of": "both"}}) == ["method.dara", "dara.of"]
 
 

@@ -13,7 +13,7 @@ import math
 import re
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def check(options: argparse.Namespace, *, until: float | None = None) -> int:
             findings += found
         elif verdict.settings.rewards.keys and not verdict.errors and known_components(config) is None:
             function = select(config, f"{FUNCTION}.path") or "the reward function"
-            lines.append(f"not tried  whether {function} returns these rewards (add --try-reward)")
+            lines.append(f"not called {function} (add --try-reward to verify that it returns these rewards)")
         appended = r"^(\+{1,2})(?!.*kwargs)([\w.]+)\.(\w+)="
         unknown_settings = _unknown_settings(appended, options.overrides, str(HydraConfig.get().job.config_name))
         findings += [Finding("warning", text, fix) for text, fix in unknown_settings]
@@ -81,7 +81,7 @@ def _findings_of_verl(config: Any) -> list[Finding]:
     try:
         _ask_verl(config)
     except Exception as error:  # noqa: BLE001 - its errors are of many kinds
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(". :")
         functions = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
         # A package is not installed, or a file or the network cannot be reached.
         cannot_run = isinstance(error, ImportError | OSError) or "<module>" in functions
@@ -89,18 +89,19 @@ def _findings_of_verl(config: Any) -> list[Finding]:
             return [
                 Finding(
                     "warning",
-                    f"verl's own check of the configuration cannot run on this machine. It raises {text}",
+                    f"verl's own check of the configuration cannot run on this machine ({text}).",
                     "Run `verl-ext check` in the environment of the training.",
                 )
             ]
-        return [Finding("error", f"verl rejects the configuration with {text}", "")]
+        fix = "Change the settings that this message names."
+        return [Finding("error", f"verl rejects the configuration ({text}).", fix)]
     return []
 
 
 def _planned(verdict: Verdict) -> tuple[list[str], list[Finding]]:
     """Return what the run will do, or the error that prevents the plan."""
     try:
-        with reading("The plan of the run", ConfigurationError):
+        with reading("The plan of the run", ConfigurationError, "computed", "Check the sections trainer and data."):
             return plan(verdict)
     except ConfigurationError as error:
         return [], [Finding("error", str(error), "")]
@@ -146,6 +147,8 @@ def composed(options: argparse.Namespace) -> Iterator[Any]:
                     message = r"Could not override '()([\w.]+)\.(\w+)'"
                     for text, fix in _unknown_settings(message, [str(error)], name):
                         raise ConfigurationError(f"{text} {fix}") from error
+                    if missing := re.search(r"Could not override '([\w.]+\.\w+)'", str(error)):
+                        raise _without_plus(missing[1], options.overrides, name) from error
                     raise
             HydraConfig.instance().set_config(config)
             try:
@@ -159,6 +162,17 @@ def composed(options: argparse.Namespace) -> Iterator[Any]:
                 yield config
             finally:
                 HydraConfig.instance().cfg = None
+
+
+def _without_plus(path: str, overrides: Sequence[str], name: str) -> ConfigurationError:
+    """Return the error for a setting that Hydra cannot override, because the configuration does not have it."""
+    given = next((text for text in overrides if text.startswith(f"{path}=")), f"{path}=VALUE")
+    fix = f"Set '++{given}'"
+    if path.startswith(tuple(f"algorithm.{section}" for section in entries())):
+        fix += ", or select an estimator by its preset, which adds these settings, for example +verl_ext=gdpo"
+    return ConfigurationError(
+        f"{path} cannot be set without a plus sign, because the configuration {name} has no such setting. {fix}."
+    )
 
 
 def _unknown_settings(pattern: str, texts: Iterable[str], name: str) -> Iterator[tuple[str, str]]:

@@ -40,7 +40,9 @@ def describe(run: RunConfig) -> Iterator[str]:
         key = accuracy_of(run.settings)
         other = "" if key in (rewards.accuracy_key, ACCURACY) else ", or `acc` if the reward function returns it"
         yield f"accuracy   {key}{other}{'' if bound is None else f' above {bound:g}'}"
-    loss = [f"{name}={run.select(f'{ACTOR}.{name}')}" for name in ("loss_agg_mode", "loss_scale_factor")]
+    loss = [f"loss_agg_mode={run.select(f'{ACTOR}.loss_agg_mode')}"]
+    factor = run.select(f"{ACTOR}.loss_scale_factor")
+    loss += [] if factor is None else [f"loss_scale_factor={factor}"]
     yield f"loss       {run.select(f'{ACTOR}.policy_loss.loss_mode')}, {', '.join(loss)}"
     if run.filter and rewards.accuracy_between:
         yield "filter     groups whose mean accuracy is outside {:g} to {:g} are dropped".format(

@@ -44,10 +44,13 @@ def check_run(config: Any, main: str | None = None, *, by_name: bool = True) -> 
     lost = dropped(config, [main]) if verdict.ours and main is not None else ()
     if errors := [*verdict.errors, *lost]:
         lines = "".join(f"\n  - {error}" for error in errors)
-        text = f"This run cannot start with algorithm.adv_estimator={verdict.name}:{lines}"
         if by_name or verdict.asked or not verdict.computes:
-            raise ConfigurationError(text)
-        logger.warning("%s", text)
+            raise ConfigurationError(f"This run cannot start with algorithm.adv_estimator={verdict.name}:{lines}")
+        logger.warning(
+            "verl_ext would reject this run with algorithm.adv_estimator=%s. It continues, because your code may "
+            "register another estimator under this name:%s",
+            *(verdict.name, lines),
+        )
     return verdict
 
 

@@ -65,8 +65,9 @@ def plan(run: RunConfig) -> tuple[list[str], list[Finding]]:
     files = ", ".join(files_of(run.config, "data.val_files"))
     validates = f"{' and '.join(times)}, on {files}" if times and files else "never"
     for path, setting in _missing(run.config):
-        text = f"{path} ({setting}) does not exist on this machine."
-        findings.append(Finding("note", text, "Create it, or check the run on the machine that has it."))
+        text = f"{path}, named by {setting}, does not exist on this machine."
+        fix = "Correct the path, or run the check on the machine that has it."
+        findings.append(Finding("note", text, fix))
     lines = [f"start      {start}", f"trains     {trains}", f"saves      {saves}", f"validates  {validates}"]
     return lines, findings
 

@@ -99,7 +99,7 @@ class Scorer:
             now = time.monotonic()
             if now - self._last_report > 10:
                 self._last_report = now
-                say(f"{self.scored} responses are scored. {what} ...", sys.stderr)
+                say(f"{self.scored} responses scored so far. {what}.", sys.stderr)
             if self._pipe.poll(max(0.0, min(self._last_report + 10, end) - now)):
                 break
             if time.monotonic() >= end:

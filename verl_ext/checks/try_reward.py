@@ -105,8 +105,8 @@ def try_reward(
         else:
             lines.append(text)
     if any(trial.chosen.values()):
-        constant = [f"{value} for every response that was tried." for value in trial.constant()]
-        findings += [Finding("note", f"The reward is {text}", fix) for text in constant]
+        constant = [f"Every response that was tried receives {value}." for value in trial.constant()]
+        findings += [Finding("note", text, fix) for text in constant]
     findings += _notes_on_names(verdict, columns, given=bool(given))
     findings += _notes_on_agents(config, samples.values())
     rest = len(samples) - options.rows
@@ -210,4 +210,4 @@ def _lines(columns: Mapping[str, Sequence[Any]], verdict: Verdict) -> Iterator[s
         yield f"  {key}: {types}{turns}, {', '.join(words) or 'no number'}"
         if numbers and 0 <= min(numbers) < max(numbers) <= 1 and not turns:
             accuracies.append(key)
-    yield f"  can be used as an accuracy, because their values vary within [0, 1]: {listed(accuracies)}"
+    yield f"  components that vary within [0, 1], so that they can be used as an accuracy: {listed(accuracies)}"

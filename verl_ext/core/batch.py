@@ -174,7 +174,7 @@ class Batch:
         check_finite(raw, keys, labels)
         matrix = raw.copy()
         for name in {*(conditions or {}), *(needed.reward for needed in (conditions or {}).values())} - {*keys}:
-            raise ConfigurationError(f"conditions: {unknown('reward', name, keys)}.")
+            raise ConfigurationError(f"algorithm.rewards.conditions: {unknown('reward', name, keys)}.")
         for key, needed in (conditions or {}).items():
             column, met = keys.index(key), needed.met(raw[:, keys.index(needed.reward)])
             matrix[:, column] = np.where(np.isnan(raw[:, column] + met), np.nan, np.where(met > 0, raw[:, column], 0.0))

@@ -36,7 +36,7 @@ def rule(run: RunConfig) -> Iterator[Finding]:
         attention = f"{model}.override_config.attn_implementation"
         rows[f"{engine}.strategy"] = ("fsdp2",), "the other engines do not accept parameters on the CPU"
         rows[attention] = ("sdpa", "eager"), "flash attention needs a GPU"
-        rows[f"{model}.use_remove_padding"] = (False,), "flash attention needs a GPU"
+        rows[f"{model}.use_remove_padding"] = (False,), "packed sequences need flash attention, which needs a GPU"
     rows[f"{ROLLOUT}.name"] = (
         ("embedded",),
         "the other rollouts need a GPU",
@@ -48,9 +48,10 @@ def rule(run: RunConfig) -> Iterator[Finding]:
         value = OmegaConf.select(config, path)
         if value not in valid:
             found = "null" if value is None else value
+            others = f" Valid values are {listed(valid)}." if len(valid) > 1 else ""
             yield Finding(
                 "error",
-                f"{path}={found} does not work on the CPU, because {reason}. The valid values are {listed(valid)}.",
+                f"{path}={found} does not work on the CPU, because {reason}.{others}",
                 f"Set ++{path}={valid[0]}.",
             )
 

@@ -39,6 +39,7 @@ Line = tuple[str, str, str]
 CHAT_TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 AGENT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 USE_RESPONSES = "Use --responses FILE with responses whose rewards differ within each prompt."
+CHANGE_RESPONSES = "Change the responses of --responses so that their rewards differ within each prompt."
 WORKER = re.compile(r"^(?:\x1b\[\d+m)*\(\w+ pid=[^)]*\)(?:\x1b\[\d+m)* ?", re.M)
 """The prefix that Ray adds to a line of a worker."""
 OF_RAY = "ray.exceptions.(?:RayTaskError|ActorDiedError)"
@@ -60,8 +61,9 @@ def rehearse(options: argparse.Namespace) -> int:
     for stage, state, text in _stages(options, until):
         say(f"{state:5}  {stage}: {text}")
         states.append(state)
-    failed, notes = ERROR in states, states.count(NOTE)
-    say(f"The rehearsal {'failed' if failed else 'passed'} with {counted(notes, 'note')}.")
+    failed = ERROR in states
+    result = "failed" if failed else "passed"
+    say(f"The rehearsal {result}. The lines above contain {counted(states.count(NOTE), 'note')}.")
     return int(failed)
 
 
@@ -98,12 +100,13 @@ def _stages(options: argparse.Namespace, until: float) -> Iterator[Line]:
     yield "runs", OK, f"Two runs follow, of a few minutes each. Their logs are in {folder}."
     with lock:
         whole = start(folder / "train", config, until)
-        yield from of_training(whole, user)
-        yield from of_responses(whole, user, given=options.responses is not None)
+        given = options.responses is not None
+        yield from of_training(whole, user, given=given)
+        yield from of_responses(whole, user, given=given)
         if whole.done:
             config.trainer.update(test_freq=3, resume_mode="resume_path")
             config.trainer.resume_from_path = str(whole.folder / "checkpoints/global_step_2")
-            yield from of_resume(start(folder / "resume", config, until), whole, user)
+            yield from of_resume(start(folder / "resume", config, until), whole, user, given=given)
 
 
 def of_prompt(user: Any, tokenizer: Any, template: Any) -> Iterator[Line]:
@@ -190,7 +193,7 @@ def start(folder: Path, config: Any, until: float) -> Rehearsal:
     return Rehearsal(folder, status, time.monotonic() - begin)
 
 
-def of_training(run: Rehearsal, user: Any) -> Iterator[Line]:
+def of_training(run: Rehearsal, user: Any, *, given: bool = False) -> Iterator[Line]:
     """Report the stages of the uninterrupted run, up to the first that it did not complete."""
     yield from of_sessions(run)
     started, data = (run.folder / "started").exists(), user.data
@@ -219,7 +222,7 @@ def of_training(run: Rehearsal, user: Any) -> Iterator[Line]:
         if not reached:
             if run.status is None and user.algorithm.filter_groups.enable:
                 text = "algorithm.filter_groups.enable=True drops groups with equal scores, so a batch may never fill."
-                yield stage, NOTE, f"{text} {USE_RESPONSES}"
+                yield stage, NOTE, f"{text} {CHANGE_RESPONSES if given else USE_RESPONSES}"
             return
 
 
@@ -253,7 +256,7 @@ def of_sessions(run: Rehearsal) -> Iterator[Line]:
         yield "tools", NOTE, f"{text} The first message is: {calls[0]}"
 
 
-def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[Line]:
+def of_resume(run: Rehearsal, whole: Rehearsal, user: Any, *, given: bool = False) -> Iterator[Line]:
     """Report whether the resumed run repeats the third step of the uninterrupted one, and validates."""
     if not (run.done or run.saved):
         yield "resume", ERROR, run.failure("while it resumed from step 2")
@@ -273,18 +276,20 @@ def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[Line]:
     # Tools may return something else, and asynchronous trainers take other prompts.
     same = select(user, AGENT_LOOP) == "single_turn_agent"
     same &= select(user, "trainer.v1.trainer_mode") in (None, "sync")
-    text = "Step 3 after resuming matches step 3 of the uninterrupted run"
-    text += f", except for {', '.join(differ)}." if differ else "."
-    state = OK
+    state, text = OK, "After resuming, step 3 matches step 3 of the uninterrupted run."
+    if differ:
+        text = f"After resuming, step 3 differs from step 3 of the uninterrupted run in {', '.join(differ)}."
     if differ and same:
         state = ERROR
         text += " Either the saved state is incomplete, or the reward function is not deterministic."
+        text += " Run `verl-ext check --try-reward`, which scores a response twice."
     elif differ:
         state = NOTE
         text += " Tools and asynchronous trainers can cause such differences."
     if whole.steps[3].get("actor/grad_norm") == 0:
         state = ERROR if state == ERROR else NOTE
-        text += f" Its actor/grad_norm is 0, so this comparison proves little. {USE_RESPONSES}"
+        fix = CHANGE_RESPONSES if given else USE_RESPONSES
+        text += f" Its actor/grad_norm is 0, so this comparison proves little. {fix}"
     yield "repeat", state, text
     scores = [f"{name}={value:g}" for name, value in run.steps[3].items() if name.startswith("val-core")]
     yield "validate", OK, f"The validation metrics are {', '.join(scores)}." if scores else "The validation ended."

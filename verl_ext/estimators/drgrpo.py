@@ -60,10 +60,15 @@ def rule(settings: Settings, select: Callable[[str], Any]) -> Iterator[Finding]:
         found.append(f"{factor}={'null' if value is None else repr(value)}")
         lines.append(f"{factor}={select('data.max_response_length') or '<data.max_response_length>'}")
     if lines:
+        settings_found = " and ".join(found)
+        text = (
+            f"Dr. GRPO divides the summed token losses of a response by a constant, but this run has {settings_found}."
+        )
+        if value is None:
+            text += " Without a loss_scale_factor, verl divides by the length of the longest response in a micro-batch."
         yield Finding(
             "error",
-            f"Dr. GRPO divides the summed token losses of a response by a constant, but {' and '.join(found)}. Without "
-            "a loss_scale_factor, verl divides by the length of the longest response in a micro-batch.",
+            text,
             f"Set {' '.join(lines)}, or ++algorithm.drgrpo.check_loss=False to keep your loss.",
         )
     if select(f"{actor}.use_kl_loss"):

@@ -71,7 +71,7 @@ def saving(run: Run) -> Iterator[None]:
                 path.unlink(missing_ok=True)
             for old, kept in reversed(aside.items()):  # `data.pt` last: with it the checkpoint is whole
                 kept.rename(old)
-        raise CheckpointError(f"Step {run.step} cannot be saved to {folder}: {why:.200}. {left}") from error
+        raise CheckpointError(f"Step {run.step} cannot be saved to {folder}: {why.rstrip('.'):.200}. {left}") from error
     for stale in folder.glob(f".{FILE}.*.tmp"):
         _remove(stale)
 
@@ -147,7 +147,9 @@ def _load_state(run: Run, chain: Chain, path: Path) -> None:
     try:
         data = json.loads(path.read_text(encoding="utf-8", errors="replace"))
         if data["overwrites"] and not (path.parent / DATA).exists():
-            raise CheckpointError(f"{DATA} is missing in this folder, because a run was killed while it overwrote it")
+            raise CheckpointError(
+                f"{path.parent} has no {DATA}, because a run was killed while it overwrote this folder"
+            )
         differences = [*_differences(data, run)]
         if data["state"] is not None:
             _require_fitting(data, run)
@@ -252,12 +254,24 @@ def _require_fitting(data: Any, run: Run) -> None:
 
 def require_same_accuracy(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
     """Raise if a run that started with one accuracy would continue with another one."""
-    if saved is not None and saved != now:
-        raise CheckpointError(
-            f"The accuracy was the reward {saved['key']!r} with threshold {saved['threshold']} in earlier batches or "
-            f"in the saved history, but now it is {now['key']!r} with threshold {now['threshold']}. Set "
-            f"algorithm.rewards.accuracy_key={saved['key']}, and return the same names for every batch."
-        )
+    if saved is None or saved == now:
+        return
+    fixes = []
+    if saved["key"] != now["key"]:
+        fixes.append(f"Set ++algorithm.rewards.accuracy_key={saved['key']}, and return this name for every batch.")
+    if saved["threshold"] is None and now["threshold"] is not None:
+        fixes.append("Remove algorithm.rewards.accuracy_threshold.")
+    elif saved["threshold"] != now["threshold"]:
+        fixes.append(f"Set ++algorithm.rewards.accuracy_threshold={saved['threshold']}.")
+    raise CheckpointError(
+        f"The accuracy was {_accuracy_text(saved)} in earlier batches or in the saved history, but now it is "
+        f"{_accuracy_text(now)}. {' '.join(fixes)}"
+    )
+
+
+def _accuracy_text(accuracy: Mapping[str, Any]) -> str:
+    threshold = accuracy["threshold"]
+    return f"the reward {accuracy['key']!r} " + ("without a threshold" if threshold is None else f"above {threshold}")
 
 
 def check_tracker(run: Run) -> None:

@@ -112,8 +112,8 @@ def without_flash_attn(run: RunConfig) -> Iterator[Finding]:
         lines = PADDED if any(finding.severity == "error" for finding in trial) else PACKED
         yield Finding(
             "warning",
-            f"flash-attn is not installed, but {ATTENTION}={default} needs it, which is verl's default. A critic needs "
-            "it, too.",
+            f"flash-attn is not installed, but verl's default {ATTENTION}={default} needs flash-attn. The critic has "
+            "the same default.",
             f"Set {lines}, or install flash-attn.",
         )
     elif not (settings.skip_zero_advantage or settings.share_prompts or run.select(f"{MODEL}.use_fused_kernels")):

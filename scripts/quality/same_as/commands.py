@@ -27,6 +27,8 @@ from same_as.cases import Case
 from same_as.command_lines import COMMANDS
 from same_as.spelling import PROBES, Spelling, newest, probed
 
+UNKNOWN_OPTION = 2
+"""The exit status of argparse."""
 LIMIT = 240.0
 """Seconds for one command."""
 ROOTS = (
@@ -105,6 +107,10 @@ def run_command(case: Case, spelling: Spelling, outcome: dict[str, Any]) -> None
             return
         translated = [translated_override(text, spelling) for text in arguments]
         status, text = in_child(["check", *translated], root, folder / "output.txt")
+        for new, old in renamed.OPTIONS:
+            if status == UNKNOWN_OPTION and new in translated:
+                translated = [old if argument == new else argument for argument in translated]
+                status, text = in_child(["check", *translated], root, folder / "output.txt")
         named = settings_of(text)
         outcome["batches"] = [
             {"status": status, **{kind: dict.fromkeys(sorted(paths), True) for kind, paths in named.items()}}
@@ -241,7 +247,7 @@ def translated_override(text: str, spelling: Spelling) -> str:
     elif path == "compose.steps":
         value = re.sub(r"[a-z_]+", lambda found: spelling.spell(("step", found[0]))[1], value)
     elif path == "rewards.conditions":
-        for name in ("on", "at_least"):
+        for name in ("reward", "at_least"):
             new_name = spelling.spell(("setting", f"{path}.*.{name}"))[1].rpartition(".")[2]
             value = re.sub(rf"\b{name}\b(?=:)", new_name, value)
     else:

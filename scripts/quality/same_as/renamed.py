@@ -68,6 +68,11 @@ FUNCTIONS: tuple[tuple[str, ...], ...] = (
     ("rubric", "by_item"),
 )
 PARAMETERS: tuple[tuple[str, ...], ...] = ()
+# Options of the command line.
+OPTIONS: tuple[tuple[str, str], ...] = (
+    ("--answer-template", "--answer-form"),
+    ("--responses", "--answers"),
+)
 
 # Estimators that are verl's own in every version.
 OF_VERL_ALONE = frozenset(

@@ -89,8 +89,8 @@ def _notes(rollouts: Rollouts, outcomes: list[Outcome], common: Settings) -> Ite
     yield from rollouts.notes
     if alone := int((rollouts.groups.sizes == 1).sum()):
         yield (
-            f"{alone:,} group(s) have only one response. The advantage of this response is 0 here, but its score with "
-            "verl's own grpo."
+            f"{alone:,} group(s) have only one response, whose advantage is 0 here. verl's own grpo uses the score of "
+            "such a response as its advantage."
         )
     if rollouts.run is not None:
         yield (
