@@ -18,7 +18,7 @@ def main_ppo(folder, *arguments, program="verl.trainer.main_ppo"):
 SEARCH = "hydra.searchpath=[pkg://verl.trainer.config]"
 # With V1 see `checks/test_command`. The fully asynchronous trainer never calls verl's own check.
 PROGRAMS = {
-    "trainer.main_ppo": ("trainer.use_v1=False", "algorithm.adv_estimator=gdop", ("'gdop'", "did you mean 'gdpo'")),
+    "trainer.main_ppo": ("trainer.use_v1=False", "algorithm.adv_estimator=gdop", ("'gdop'", "'gdpo'")),
     "experimental.one_step_off_policy.main_ppo": (SEARCH, "algorithm.adv_estimator=dgpo", ("dgpo", "separate_async")),
     "experimental.fully_async_policy.fully_async_main": (SEARCH, "+verl_ext=hadw", ("hadw", "separate_async")),
 }
