@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.quickstart import prepare_data
 from tests.update.updates import GPU, ROWS_IN_TURN, Actor, rows
-from verl_ext.tools.report.plot import COLOURS
+from verl_ext.tools.report.plot import COLORS
 from verl_ext.update import SHARE_MARK, SKIP_MARK, engine
 
 GROUP = 8
@@ -131,7 +131,7 @@ def draw(times: list[Times], path: Path) -> None:
     ax = figure.add_subplot()
     ax.plot([0, 1], [0, 1], color="0.6", label="time proportional to tokens")
     ax.plot([0, 0.85], [0.15, 1], color="0.6", linestyle="--", label="goal: 15 points above")
-    for way, color in zip([*WAYS][1:], COLOURS, strict=False):
+    for way, color in zip([*WAYS][1:], COLORS, strict=False):
         ratios = [row.seconds[way] / row.seconds["verl"] for row in times]
         ax.plot([row.tokens[way] for row in times], ratios, "o", color=color, label=way)
     ax.set_title("Time of the actor update by computed tokens")

@@ -30,7 +30,7 @@ from scipy import stats
 from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array, Groups, divide
 from verl_ext.core.steps import WeightByVariation
-from verl_ext.tools.report.plot import COLOURS, dress
+from verl_ext.tools.report.plot import COLORS, dress
 from verl_ext.tools.tables import Table
 
 Figures = Mapping[tuple[str, str, str], Mapping[str, float]]
@@ -55,7 +55,7 @@ DRAWN = {
     "eight": "scarce initial checkpoint, seeds 5 to 12",
     "mixed": "mixed initial checkpoint",
 }
-LINES = dict(zip(("grpo", "gdpo", "weighted"), zip(COLOURS, ("-", "--", ":"), strict=False), strict=True))
+LINES = dict(zip(("grpo", "gdpo", "weighted"), zip(COLORS, ("-", "--", ":"), strict=False), strict=True))
 
 
 def extract(name: str, folder: Path) -> None:

@@ -87,26 +87,9 @@ def try_reward(
     if results:
         more = select(config, f"{MANAGER}.name") not in MANAGERS
         findings += [Finding("error", text, "") for text in _wrong(columns, list(results), verdict, more=more)]
-    path = select(config, f"{FUNCTION}.path") or "verl's reward function"
-    fix = (
-        "Add --answer-template 'TEXT {}' or --responses FILE, or correct how "
-        f"{path} compares a response with reward_model.ground_truth."
-    )
     certain = bool(not costly or options.answer_template or given)
-    lines = []
-    for text, needs_review in trial.summary():
-        if needs_review and certain:
-            findings.append(Finding("note", text, fix))
-        else:
-            lines.append(text)
-    for text, needs_review in prompts.summary():
-        if needs_review:
-            findings.append(Finding("note", text, f"Raise {LIMIT}, shorten the prompts, or correct the chat template."))
-        else:
-            lines.append(text)
-    if any(trial.chosen.values()):
-        constant = [f"Every response that was tried receives {value}." for value in trial.constant()]
-        findings += [Finding("note", text, fix) for text in constant]
+    lines, notes = _summaries(config, trial, prompts, certain=certain)
+    findings += notes
     findings += _notes_on_names(verdict, columns, given=bool(given))
     findings += _notes_on_agents(config, samples.values())
     rest = len(samples) - options.rows
@@ -114,6 +97,27 @@ def try_reward(
     where = f"{len(samples)} rows of data.train_files{more_rows} and {len(validated)} of data.val_files"
     title = f"The reward function scored {len(trial.results)} responses to {where}{seconds}:"
     return [title, *_lines(columns, verdict), *lines], findings
+
+
+def _summaries(config: Any, trial: Trial, prompts: Prompts, *, certain: bool) -> tuple[list[str], list[Finding]]:
+    """Return sentences about the rewards and the prompts, and those that need a review as notes.
+
+    `certain`: whether enough answer templates were tried to judge a ground truth without a reward.
+    """
+    path = select(config, f"{FUNCTION}.path") or "verl's reward function"
+    fix = (
+        "Add --answer-template 'TEXT {}' or --responses FILE, or correct how "
+        f"{path} compares a response with reward_model.ground_truth."
+    )
+    prompts_fix = f"Raise {LIMIT}, shorten the prompts, or correct the chat template."
+    sentences = [(text, needs_review and certain, fix) for text, needs_review in trial.summary()]
+    sentences += [(text, needs_review, prompts_fix) for text, needs_review in prompts.summary()]
+    lines = [text for text, needs_review, _ in sentences if not needs_review]
+    notes = [Finding("note", text, fix_of_text) for text, needs_review, fix_of_text in sentences if needs_review]
+    if any(trial.chosen.values()):
+        constant = [f"Every response that was tried receives {value}." for value in trial.constant()]
+        notes += [Finding("note", text, fix) for text in constant]
+    return lines, notes
 
 
 def _notes_on_names(verdict: Verdict, columns: Mapping[str, Any], *, given: bool) -> Iterator[Finding]:

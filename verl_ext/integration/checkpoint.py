@@ -180,8 +180,8 @@ def _compare_identity(run: Run, path: Path) -> None:
     except FileNotFoundError:
         if run.chain is not None:
             logger.warning(
-                "The run resumes at step %d with %s, but %s does not exist. The checkpoint was saved by a run with one "
-                "of verl's own estimators, or without verl_ext.",
+                "The run resumes at step %d with %s, but %s does not exist, so verl_ext cannot verify which estimator "
+                "saved the checkpoint.",
                 *(run.step, run.name, path),
             )
         return

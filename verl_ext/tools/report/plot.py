@@ -9,7 +9,7 @@ from verl_ext.tools.report.curves import Experiments, curve, scale, title, unit
 from verl_ext.tools.report.logs import Log
 
 # Okabe and Ito's colors without yellow, which is faint on white. The line styles also work without colors.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 SMALLEST_SPAN = 1e-3
 """A y-axis spans at least this fraction of the scale of its metric, so that tiny changes look tiny."""
@@ -25,9 +25,9 @@ def plot(experiments: Experiments, metrics: Sequence[str], window: int) -> Any:
             "--plot needs the package matplotlib, which is not installed. "
             "Install it with: pip install 'matplotlib>=3.7'"
         ) from error
-    if len(experiments) > len(COLOURS):
+    if len(experiments) > len(COLORS):
         raise ConfigurationError(
-            f"A plot can show at most {len(COLOURS)} names, but the runs have {len(experiments)} names. Remove some "
+            f"A plot can show at most {len(COLORS)} names, but the runs have {len(experiments)} names. Remove some "
             "runs, or use the same NAME= for runs that are seeds of one experiment."
         )
     columns = min(len(metrics), min((4, 3), key=lambda count: -len(metrics) % count))  # the fewest empty places
@@ -36,7 +36,7 @@ def plot(experiments: Experiments, metrics: Sequence[str], window: int) -> Any:
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     lines: dict[str, Any] = {}
     for metric, ax in zip(metrics, axes, strict=False):
-        for (name, logs), color, style in zip(experiments.items(), COLOURS, STYLES, strict=False):
+        for (name, logs), color, style in zip(experiments.items(), COLORS, STYLES, strict=False):
             line = _draw(ax, logs, metric, window, color=color, linestyle=style)
             if line is not None:
                 lines[f"{name} ({len(logs)} runs)" if len(logs) > 1 else name] = line
