@@ -88,7 +88,7 @@ if [ ! -d "$OLD/numpy" ]; then
 fi
 echo "== tensors, numpy $OLDEST_NUMPY"
 # verl is not tested with this numpy, because its pandas needs a newer one. The next stage tests code without torch.
-PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest tests/core/test_rows.py tests/estimators/test_worked_example.py
+PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest tests/core/test_row_index.py tests/estimators/test_worked_example.py
 
 echo "== core and estimators without torch, with other Pythons and with the oldest and the newest numpy"
 TORCH=none scripts/test_pure.sh

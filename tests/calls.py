@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from verl_ext.core.chain import State
-from verl_ext.core.rows import Rows
+from verl_ext.core.row_index import RowIndex
 from verl_ext.integration.advantage import compute
 from verl_ext.integration.run import Run
 from verl_ext.integration.table import of_batch
@@ -63,7 +63,7 @@ def call_on_tensors(
     batch: Mapping[str, torch.Tensor] | None = None,
     state: State | None = None,
     run: Run | None = None,
-    rows: Rows | None = None,
+    rows: RowIndex | None = None,
     returned: Sequence[str] | None = None,
 ) -> Call:
     """Call it in a fresh run unless one is given; with `rows` the run knows of sessions.

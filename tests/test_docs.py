@@ -16,7 +16,7 @@ from tests.facts import says
 from verl_ext import Batch, Settings, __version__, build, rows
 from verl_ext.checks.judge import judge
 from verl_ext.cli import main
-from verl_ext.core import lists, steps
+from verl_ext.core import step_lists, steps
 from verl_ext.registry import ESTIMATORS, INSTALLED
 
 ROOT = Path(__file__).parents[1]
@@ -103,10 +103,10 @@ def test_the_estimator_of_the_contributors_page_works(monkeypatch):
     step, row, test = map(textwrap.dedent, re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S))
     names = {**vars(steps), **vars(rows)}
     exec(step, names)
-    monkeypatch.setitem(lists.STEPS, "scale_by_iqr", names["ScaleByIqr"])
+    monkeypatch.setitem(step_lists.STEPS, "scale_by_iqr", names["ScaleByIqr"])
     monkeypatch.setattr(steps, "ScaleByIqr", names["ScaleByIqr"], raising=False)
     monkeypatch.setitem(rows.ROWS, "robust", eval(f"{{{row}}}", names)["robust"])
-    monkeypatch.setitem(ESTIMATORS, "robust", "verl_ext.rows")
+    monkeypatch.setitem(ESTIMATORS, "robust", "verl_ext.methods.simple")
     exec(test, names)
     names["test_a_value_far_from_the_median_is_limited"]()
     limited = Settings.parse({"robust": {"limit": 1.5}, "hadw": {"base": "robust"}})

@@ -20,7 +20,7 @@ from tests.configs import compose as configuration
 from verl_ext import Settings, build
 from verl_ext.checks.judge import judge
 from verl_ext.checks.trial import NO_EFFECT, try_out
-from verl_ext.rows import ROWS
+from verl_ext.methods.simple import ROWS
 
 PAGE = (Path(__file__).parents[1] / "docs/pages/lists.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))

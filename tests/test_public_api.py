@@ -27,7 +27,7 @@ def test_the_names_that_the_package_exports():
     ("modules", "heavy"),
     [
         ("verl_ext, verl_ext.cli", ("verl", "ray", "torch", "numpy", "omegaconf", "hydra", "pandas")),
-        ("verl_ext.estimators, verl_ext.core.metrics, verl_ext.core.rows", ("verl", "ray", "omegaconf", "hydra")),
+        ("verl_ext.methods, verl_ext.core.metrics, verl_ext.core.row_index", ("verl", "ray", "omegaconf", "hydra")),
         ("verl_ext.cpu.plugin", ("verl", "ray", "torch", "numpy", "omegaconf", "hydra", "transformers", "yaml")),
         (
             "verl_ext.rewards.tool_calling, verl_ext.rewards.gsm8k, verl_ext.rewards.boxed_math",

@@ -37,7 +37,7 @@ def inheriting(tmp_path, monkeypatch):
     (tmp_path / "inheriting.py").write_text("""
 from dataclasses import dataclass
 
-from verl_ext.estimators.gdpo import GdpoSettings, gdpo
+from verl_ext.methods.gdpo import GdpoSettings, gdpo
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(GdpoSettings):

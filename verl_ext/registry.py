@@ -1,6 +1,6 @@
 """The estimators by name: those of this package, and those of other packages.
 
-An estimator is a row of `verl_ext.rows`, or a module with a function of its name, from `Settings` to `Chain`. The
+An estimator is a row of `verl_ext.methods.simple`, or a module with a function of its name, from `Settings` to `Chain`. The
 module may also have
 
 - `SECTION`, the dataclass of its settings, which are under `algorithm.<name>`;
@@ -22,10 +22,10 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar, get_type_hints
 
 from verl_ext.core.chain import Chain
+from verl_ext.core.schema import parse_dataclass
 from verl_ext.core.steps import ScaleByStd
-from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, Finding, nearest, unknown
-from verl_ext.rows import ROWS
+from verl_ext.methods.simple import ROWS
 from verl_ext.settings import COMMON, VERL_NAMES, Settings
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ TAKEN = frozenset({"gae", *BUILT_IN, *ROWS})
 ENTRY_POINTS = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)}
 """What installed packages register, by name."""
 ESTIMATORS: Mapping[str, str] = {
-    **{name: f"verl_ext.{'rows' if name in ROWS else f'estimators.{name}'}" for name in sorted((*BUILT_IN, *ROWS))},
+    **{name: f"verl_ext.methods.{'simple' if name in ROWS else name}" for name in sorted((*BUILT_IN, *ROWS))},
     **{name: ENTRY_POINTS[name] for name in sorted(ENTRY_POINTS.keys() - TAKEN)},
 }
 """Name to module."""
@@ -137,7 +137,7 @@ def sections() -> dict[str, type[Any]]:
 def defaults(kind: type[T]) -> T | None:
     """A section in which nothing is set; None if it needs a setting."""
     with suppress(ConfigurationError):
-        return make(kind, None, kind.__name__)
+        return parse_dataclass(kind, None, kind.__name__)
     return None
 
 

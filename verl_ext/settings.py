@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from verl_ext.core.batch import SCORE, Condition
-from verl_ext.core.typed import LARGEST_WEIGHT, bounded, make, value_of
+from verl_ext.core.schema import LARGEST_WEIGHT, bounded, parse_dataclass, parse_value
 from verl_ext.errors import ConfigurationError, listed, nearest
 
 VERL_NAMES: Mapping[str, str] = {"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"}
@@ -180,8 +180,8 @@ class Settings:
         """
         given = entries_set(algorithm)
         return cls(
-            rewards=make(RewardsSettings, _with_verl_names(given), "algorithm.rewards"),
-            verl_ext=make(VerlExtSettings, given.get("verl_ext"), "algorithm.verl_ext"),
+            rewards=parse_dataclass(RewardsSettings, _with_verl_names(given), "algorithm.rewards"),
+            verl_ext=parse_dataclass(VerlExtSettings, given.get("verl_ext"), "algorithm.verl_ext"),
             norm_by_std=_verl_boolean(given, "norm_adv_by_std_in_grpo", default=cls.norm_by_std),
             kl_in_reward=_verl_boolean(given, "use_kl_in_reward", default=cls.kl_in_reward),
             loss_agg_mode=loss_agg_mode,
@@ -192,11 +192,11 @@ class Settings:
     def of(self, name: str, kind: type[T]) -> T:
         """Return the section of an estimator as its dataclass `kind`, with defaults for settings that are not set.
 
-        >>> from verl_ext.estimators.gdpo import GdpoSettings
+        >>> from verl_ext.methods.gdpo import GdpoSettings
         >>> Settings.parse({"gdpo": {"whiten": "token"}}).of("gdpo", GdpoSettings).whiten
         'token'
         """
-        return make(kind, self.given.get(name), f"algorithm.{name}")
+        return parse_dataclass(kind, self.given.get(name), f"algorithm.{name}")
 
 
 def entries_set(algorithm: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,4 +227,4 @@ def _with_verl_names(given: Mapping[str, Any]) -> object:
 
 
 def _verl_boolean(given: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    return bool(value_of(f"algorithm.{name}", given.get(name, default), bool))
+    return bool(parse_value(f"algorithm.{name}", given.get(name, default), bool))

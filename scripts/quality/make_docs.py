@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext.core.chain import Chain
-from verl_ext.core.lists import as_list
+from verl_ext.core.step_lists import as_list
+from verl_ext.methods.simple import ROWS
 from verl_ext.registry import sections
-from verl_ext.rows import ROWS
 from verl_ext.tools.show import as_text
 
 PAGES = Path(__file__).parents[2] / "docs/pages"

@@ -12,7 +12,7 @@ from tests.configs import compose
 from tests.facts import NEEDED, says
 from verl_ext.checks.judge import judge
 from verl_ext.conf import store_presets
-from verl_ext.estimators.hadw import bases
+from verl_ext.methods.hadw import bases
 from verl_ext.registry import INSTALLED, sections
 from verl_ext.run_config import read_settings
 from verl_ext.settings import COMMON, Settings
@@ -75,7 +75,7 @@ def clipping(monkeypatch):
     """A preset of gdpo that sets a clip ratio beside `algorithm`."""
     beside = {"actor_rollout_ref": {"actor": {"clip_ratio": 0.1}}}
     with monkeypatch.context() as patched:
-        patched.setattr("verl_ext.estimators.gdpo.PRESET", beside, raising=False)
+        patched.setattr("verl_ext.methods.gdpo.PRESET", beside, raising=False)
         store_presets(config_store)
         yield
     store_presets(config_store)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batches import Rollout, rollouts
-from verl_ext.core import lists, many, steps, totals
+from verl_ext.core import cross_reward, post_sum, step_lists, steps
 from verl_ext.core.batch import Batch
 from verl_ext.core.history import WeightByHistory
 
@@ -19,26 +19,26 @@ STEPS = {
     "drop conflicts": (steps.DropConflicts(weights=(2.0, -0.5)), 2),
     "drop conflicts, snr": (steps.DropConflicts("snr", 0.8), 2),
     "weigh by variation": (steps.WeightByVariation(min_values=(-10.0, -10.0)), 2),
-    "weigh by density": (many.WeightByDensity(), 2),
-    "weigh by density, positive": (many.WeightByDensity("positive"), 2),
-    "scale by common std": (many.ScaleByCommonStd((2.0, 0.5)), 2),
-    "scale by correlation": (many.ScaleByCorrelation((2.0, -0.5)), 2),
-    "soft min": (many.SoftMin(k=0.5), 2),
+    "weigh by density": (cross_reward.WeightByDensity(), 2),
+    "weigh by density, positive": (cross_reward.WeightByDensity("positive"), 2),
+    "scale by common std": (cross_reward.ScaleByCommonStd((2.0, 0.5)), 2),
+    "scale by correlation": (cross_reward.ScaleByCorrelation((2.0, -0.5)), 2),
+    "soft min": (cross_reward.SoftMin(k=0.5), 2),
     "weigh and sum": (steps.WeightedSum((2.0, -0.5)), 2),
     "weigh and sum, 1 each": (steps.WeightedSum(), 2),
-    "length_penalty": (totals.LengthPenalty(weight=0.5), 1),
-    "whiten over sequences": (totals.Whiten("sequence"), 1),
-    "whiten over tokens": (totals.Whiten("token"), 1),
-    "balance tokens": (totals.Balance("token"), 1),
-    "balance sequences": (totals.Balance("sequence"), 1),
-    "weigh by difficulty": (totals.WeightByDifficulty(), 1),
-    "weigh by focal": (totals.WeightByFocal(), 1),
+    "length_penalty": (post_sum.LengthPenalty(weight=0.5), 1),
+    "whiten over sequences": (post_sum.Whiten("sequence"), 1),
+    "whiten over tokens": (post_sum.Whiten("token"), 1),
+    "balance tokens": (post_sum.Balance("token"), 1),
+    "balance sequences": (post_sum.Balance("sequence"), 1),
+    "weigh by difficulty": (post_sum.WeightByDifficulty(), 1),
+    "weigh by focal": (post_sum.WeightByFocal(), 1),
     "weigh by history, soft": (WeightByHistory("soft"), 1),
     "weigh by history, window": (WeightByHistory("window"), 1),
     "weigh by history, fixed": (WeightByHistory("fixed", fixed_anchor=0.3), 1),
 }
 KINDS = {type(step) for step, _ in STEPS.values()}
-STEPS |= {name: (kind(), 2) for name, kind in lists.STEPS.items() if kind not in KINDS}
+STEPS |= {name: (kind(), 2) for name, kind in step_lists.STEPS.items() if kind not in KINDS}
 EVERY_STEP = pytest.mark.parametrize(("step", "columns"), STEPS.values(), ids=STEPS.keys())
 
 

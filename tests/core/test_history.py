@@ -8,9 +8,9 @@ import pytest
 from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.history import WeightByHistory
-from verl_ext.core.typed import make
+from verl_ext.core.schema import parse_dataclass
 from verl_ext.errors import CheckpointError, ConfigurationError
-from verl_ext.estimators.hadw import HadwSettings
+from verl_ext.methods.hadw import HadwSettings
 
 
 def batch(*levels: float) -> Batch:
@@ -130,5 +130,7 @@ def test_a_batch_without_accuracy_changes_nothing(anchor):
 )
 def test_a_setting_that_the_anchor_does_not_use_is_refused(given, unused):
     with pytest.raises(ConfigurationError, match=facts(*unused)):
-        make(HadwSettings, given, "here")
-    assert make(HadwSettings, {"anchor": "window", "eta": 0.1}, "here").eta == 0.1  # its default changes nothing
+        parse_dataclass(HadwSettings, given, "here")
+    assert (
+        parse_dataclass(HadwSettings, {"anchor": "window", "eta": 0.1}, "here").eta == 0.1
+    )  # its default changes nothing

@@ -9,6 +9,7 @@ from tests.core.columns import apply, column
 from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.history import WeightByHistory
+from verl_ext.core.post_sum import Balance, LengthPenalty, WeightByDifficulty, WeightByFocal, Whiten
 from verl_ext.core.steps import (
     Center,
     DivideByBatchStd,
@@ -17,7 +18,6 @@ from verl_ext.core.steps import (
     ScaleByMad,
     ScaleByStd,
 )
-from verl_ext.core.totals import Balance, LengthPenalty, WeightByDifficulty, WeightByFocal, Whiten
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError
 

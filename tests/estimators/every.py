@@ -8,8 +8,8 @@ import pytest
 from tests.batches import Rollout
 from tests.calls import Call, call
 from tests.facts import NEEDED
+from verl_ext.methods.simple import ROWS
 from verl_ext.registry import BUILT_IN
-from verl_ext.rows import ROWS
 
 KEYS = {"rewards": {"keys": ["a", "b"], "weights": [1.0, 0.5]}, **NEEDED}
 OWN_LIST = "compose"  # has no steps by default

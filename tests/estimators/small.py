@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.calls import Call, call
 from tests.facts import NEEDED
-from verl_ext.rows import ROWS
+from verl_ext.methods.simple import ROWS
 
 GDPO = {"rewards": {"keys": ["x", "y"]}}
 UIDS = list("aabb")

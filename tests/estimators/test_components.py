@@ -8,7 +8,7 @@ from tests.calls import call, metrics_of, object_array
 from tests.estimators.small import GDPO, UIDS, X, Y, fields, gdpo
 from tests.facts import facts, says
 from verl_ext import Settings, build
-from verl_ext.core.rows import Rows
+from verl_ext.core.row_index import RowIndex
 from verl_ext.errors import ConfigurationError, DataError
 from verl_ext.integration.advantage import log_rewards
 from verl_ext.integration.run import Run
@@ -30,7 +30,7 @@ FINE = {"count": [1, 2, 3, None], "true": [True] * 4, "scalar": [torch.tensor(1.
 def test_a_component_that_is_only_logged_ends_nothing_and_is_named_once(name, caplog):
     settings = Settings.parse({"rewards": {"log": "all"}})
     run = Run(name, settings, build(name, settings) if name != "grpo" else None)
-    rows = Rows.of_padding(np.zeros(4, dtype=bool))
+    rows = RowIndex.of_padding(np.zeros(4, dtype=bool))
     rewards = Table(settings=run.settings.rewards, rows=rows, labels=UIDS, fields=ODD | FINE, returned=[*ODD, *FINE])
     for _ in range(2):
         log_rewards(run, rewards)

@@ -10,11 +10,11 @@ from tests.estimators import every
 from tests.estimators.every import KEYS
 from tests.facts import facts
 from verl_ext import ESTIMATORS, Center, Chain, Settings, WeightedSum, build
-from verl_ext.core.lists import STEPS, as_list
+from verl_ext.core.step_lists import STEPS, as_list
 from verl_ext.errors import ConfigurationError
-from verl_ext.estimators.hadw import bases
+from verl_ext.methods.hadw import bases
+from verl_ext.methods.simple import ROWS
 from verl_ext.registry import BUILT_IN
-from verl_ext.rows import ROWS
 
 EVERY = [
     *every.ESTIMATORS.values(),

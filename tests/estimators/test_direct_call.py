@@ -7,7 +7,7 @@ import torch
 from tests.calls import call, call_on_tensors, tensors
 from tests.estimators.small import UIDS, X, config_for, fields
 from tests.facts import facts
-from verl_ext.core.rows import Rows
+from verl_ext.core.row_index import RowIndex
 from verl_ext.errors import IntegrationError
 from verl_ext.registry import INSTALLED
 
@@ -34,6 +34,6 @@ def test_a_batch_of_padding_only_gives_zeros_and_does_not_tick(name):
 
 
 def test_a_trainer_that_passes_a_part_of_the_batch_is_named():
-    rows = Rows.of_sessions(["a_0_0", "a_0_1"], np.zeros(2, dtype=bool))
+    rows = RowIndex.of_sessions(["a_0_0", "a_0_1"], np.zeros(2, dtype=bool))
     with pytest.raises(IntegrationError, match=facts("drgrpo", 3, 2)):
         call("drgrpo", [1.0, 0.0, 0.0], ["a", "a", "a"], rows=rows)

@@ -15,7 +15,7 @@ from tests.batches import ACC, FMT, LENGTHS, UIDS
 from tests.calls import call
 from tests.facts import says
 from verl_ext import Settings, build
-from verl_ext.core.rows import Rows
+from verl_ext.core.row_index import RowIndex
 from verl_ext.integration import dump
 from verl_ext.integration.advantage import log_and_dump
 from verl_ext.integration.run import Run
@@ -127,7 +127,7 @@ SCORES = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0], [0.0, 
 
 def watched(folder: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """The metrics, and the rows of the dump."""
-    rows = Rows.of_sessions(KEYS, np.array([key.startswith("pad") for key in KEYS]))
+    rows = RowIndex.of_sessions(KEYS, np.array([key.startswith("pad") for key in KEYS]))
     settings = Settings.parse({"rewards": {"keys": ["acc"]}, "verl_ext": {"dump_dir": str(folder)}})
     fields = {"acc": np.array([1.0, 0.0, 1.0])}
     rewards = Table(settings=settings.rewards, rows=rows, labels=["a", "a", "b"], fields=fields)
@@ -151,6 +151,8 @@ def test_each_trajectory_has_its_own_reward_tokens_score_and_mean_advantage(tmp_
 def test_a_batch_of_padding_alone_has_nothing_to_show() -> None:
     run = Run("grpo", Settings.parse({"rewards": {"keys": ["acc"]}}), None)
     log_and_dump(
-        run, Table(settings=run.settings.rewards, rows=Rows.of_sessions(["pad_0_0"], np.array([True])), labels=[]), None
+        run,
+        Table(settings=run.settings.rewards, rows=RowIndex.of_sessions(["pad_0_0"], np.array([True])), labels=[]),
+        None,
     )
     assert run.metrics == {}

@@ -16,7 +16,7 @@ from tests.calls import call_on_tensors, object_array
 from tests.estimators.every import EVERY, components
 from tests.estimators.every import run as computed
 from verl_ext import DataError, Settings, build, per_turn
-from verl_ext.core.rows import Rows, broadcast
+from verl_ext.core.row_index import RowIndex, broadcast
 from verl_ext.core.turns import TurnSpans
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import queue
@@ -82,7 +82,7 @@ def test_turns_are_the_runs_of_ones_and_outputs_of_a_session_follow_one_another(
     order = rng.permutation(len(keys))
     keys, padding = [keys[at] for at in order], [padding[at] for at in order]
     mask = torch.tensor(np.array([masks[at] for at in order]))
-    rows = Rows.of_sessions(keys, np.array(padding))
+    rows = RowIndex.of_sessions(keys, np.array(padding))
     spans = TurnSpans.of(mask, rows)
     per_turn = rng.normal(size=len(spans.owner))
     values, counts = spans.span_values(per_turn, mask.numel())

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from verl_ext.core.totals import Balance
+from verl_ext.core.post_sum import Balance
 from verl_ext.errors import Finding
-from verl_ext.estimators.dgpo import balance_for
-from verl_ext.estimators.drgrpo import DrgrpoSettings
+from verl_ext.methods.dgpo import balance_for
+from verl_ext.methods.drgrpo import DrgrpoSettings
 from verl_ext.names import is_verls
 from verl_ext.run_config import ACTOR, RunConfig
 

@@ -28,7 +28,7 @@ from verl_ext.checks.trial import trial
 from verl_ext.conf import PRESETS
 from verl_ext.core.steps import DivideByMean, WeightedSum
 from verl_ext.errors import Finding, listed, nearest
-from verl_ext.estimators.drgrpo import DrgrpoSettings
+from verl_ext.methods.drgrpo import DrgrpoSettings
 from verl_ext.names import is_verls, registered
 from verl_ext.registry import ENTRY_POINT_GROUP, ENTRY_POINTS, INSTALLED, TAKEN, changed, load, misspelt
 from verl_ext.run_config import ACTOR, FILTER, FUNCTION, RunConfig, set_in

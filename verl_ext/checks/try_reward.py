@@ -29,8 +29,8 @@ from verl_ext.checks.samples import read_responses, rows_of
 from verl_ext.checks.scoring import IN_PROCESS, MANAGER, ROLLOUT, EndedError, Scorer
 from verl_ext.core.batch import LARGEST_REWARD, SCORE
 from verl_ext.core.groups import Groups
-from verl_ext.core.items import Items
-from verl_ext.core.rows import Rows
+from verl_ext.core.row_index import RowIndex
+from verl_ext.core.rubrics import Items
 from verl_ext.errors import ConfigurationError, DataError, Finding, VerlExtError, listed
 from verl_ext.integration.advantage import compute, log_and_dump
 from verl_ext.integration.run import Run
@@ -170,7 +170,7 @@ def _wrong(columns: Mapping[str, Any], answers: Sequence[Answer], verdict: Verdi
     scores = torch.tensor(columns[SCORE], dtype=torch.float64)[:, None]
     table = Table(
         settings=settings.rewards,
-        rows=Rows.of_padding(np.zeros(size, dtype=bool)),
+        rows=RowIndex.of_padding(np.zeros(size, dtype=bool)),
         labels=labels,
         fields=columns,
         returned=list(columns),

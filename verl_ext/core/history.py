@@ -9,8 +9,8 @@ from verl_ext.core.batch import LARGEST_COUNT, Batch
 from verl_ext.core.chain import COMPARED, Order, Step, StepResult
 from verl_ext.core.groups import Array
 from verl_ext.core.metrics import Metrics
+from verl_ext.core.schema import LARGEST_WEIGHT, bounded
 from verl_ext.core.steps import single
-from verl_ext.core.typed import LARGEST_WEIGHT, bounded
 from verl_ext.errors import CheckpointError
 
 
@@ -38,7 +38,7 @@ class WeightByHistory(Anchor, Step):
     """Weight by the gap between the prompt's accuracy and the capability: `x lambda exp(-sgn(x) (p_g - C))` (HA-DW).
 
     `p_g` is the prompt's mean accuracy and C the model's capability (eq. 7-13).
-    `verl_ext/estimators/hadw.py` says how each anchor moves `C`. The state consists of `anchor`, `value` (C), `window`
+    `verl_ext/methods/hadw.py` says how each anchor moves `C`. The state consists of `anchor`, `value` (C), `window`
     (the last posteriors for `soft`, or the last batch accuracies for `window`, oldest first) and `updates` (the number
     of batches).
 

@@ -12,7 +12,7 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.chain import COMPARED, Order, Step, StepResult
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, divide, label_text
 from verl_ext.core.metrics import metric_name
-from verl_ext.core.typed import bounded
+from verl_ext.core.schema import bounded
 from verl_ext.errors import ConfigurationError, DataError, listed
 
 # Steps that multiply whole groups by a factor. A division within the group must not follow them, because dividing by

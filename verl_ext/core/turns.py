@@ -18,7 +18,7 @@ from verl_ext.errors import DataError
 if TYPE_CHECKING:
     import torch
 
-    from verl_ext.core.rows import Rows
+    from verl_ext.core.row_index import RowIndex
 
 
 def per_turn(entries: Iterable[float]) -> str:
@@ -170,12 +170,12 @@ class TurnSpans:
     """`[M]` number of rows that begin with the turn. A row without tokens belongs to the first turn."""
 
     @classmethod
-    def of(cls, mask: torch.Tensor, rows: Rows) -> TurnSpans:
+    def of(cls, mask: torch.Tensor, rows: RowIndex) -> TurnSpans:
         """Read the mask `[B, L]`; the rows of a trajectory are taken in the order in which they were written.
 
         >>> import torch
-        >>> from verl_ext.core.rows import Rows
-        >>> spans = TurnSpans.of(torch.tensor([[1, 0, 1], [0, 1, 1]]), Rows.of_padding(np.zeros(2, dtype=bool)))
+        >>> from verl_ext.core.row_index import RowIndex
+        >>> spans = TurnSpans.of(torch.tensor([[1, 0, 1], [0, 1, 1]]), RowIndex.of_padding(np.zeros(2, dtype=bool)))
         >>> spans.bounds.tolist(), spans.owner
         ([0, 1, 2, 3, 4, 6], array([0, 0, 1]))
         """

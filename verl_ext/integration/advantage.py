@@ -18,7 +18,7 @@ from verl_ext.core.batch import SCORE, Batch
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array, Index, divide
 from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, share_metrics, turn_metrics
-from verl_ext.core.rows import float_mask, row_sums, scores
+from verl_ext.core.row_index import float_mask, row_sums, scores
 from verl_ext.errors import IntegrationError, listed
 from verl_ext.integration import checkpoint, dump
 from verl_ext.integration.run import CURRENT, Run

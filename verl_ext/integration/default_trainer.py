@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from verl_ext import hooks
-from verl_ext.core.rows import dense, uids_of
+from verl_ext.core.row_index import dense, uids_of
 from verl_ext.integration import queue, sampling
 from verl_ext.integration.advantage import log_and_dump
 from verl_ext.integration.prompts import FIELDS, naming_prompts

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from verl_ext.core.batch import SCORE
-from verl_ext.core.rows import Rows, dense, scores, uids_of
+from verl_ext.core.row_index import RowIndex, dense, scores, uids_of
 from verl_ext.core.turns import TurnSpans
 from verl_ext.integration.table import TOKEN_FIELD, Needs, Table
 from verl_ext.settings import ACCURACY
@@ -26,7 +26,7 @@ def table_of(
     row has.
     """
     padding = [bool(tag.get("is_padding", False)) for tag in tags or ()] or [False] * len(keys)
-    rows = Rows.of_sessions(keys, np.array(padding, dtype=bool))
+    rows = RowIndex.of_sessions(keys, np.array(padding, dtype=bool))
     scored = [keys[row] for row in rows.scored.tolist()]
     labels = uids_of(scored)
     if not scored:

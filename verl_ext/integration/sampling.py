@@ -14,10 +14,10 @@ import numpy as np
 from verl_ext import hooks
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step
+from verl_ext.core.cross_reward import ScaleByCommonStd, ScaleByCorrelation, SoftMin
 from verl_ext.core.groups import TOLERANCE, Bools, Groups
-from verl_ext.core.many import ScaleByCommonStd, ScaleByCorrelation, SoftMin
 from verl_ext.core.metrics import metric_name
-from verl_ext.core.rows import uids_of
+from verl_ext.core.row_index import uids_of
 from verl_ext.core.steps import (
     Center,
     DivideByBatchStd,

@@ -11,8 +11,8 @@ import torch
 
 from verl_ext.core.batch import LARGEST_REWARD, SCORE, Batch, unit_accuracy
 from verl_ext.core.groups import Array, Bools, Groups, Index, label_text
-from verl_ext.core.items import Items, spread
-from verl_ext.core.rows import Rows, broadcast, row_sums, scores
+from verl_ext.core.row_index import RowIndex, broadcast, row_sums, scores
+from verl_ext.core.rubrics import Criteria, to_columns
 from verl_ext.core.turns import Turns, TurnSpans, pad_entries
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 from verl_ext.settings import ACCURACY, RewardsSettings
@@ -52,7 +52,7 @@ class Table:
     """
 
     settings: RewardsSettings
-    rows: Rows
+    rows: RowIndex
     """The rows of the batch by trajectory."""
     labels: Sequence[Hashable]
     """`N` uids."""
@@ -101,12 +101,12 @@ class Table:
             key: needed for key, needed in (self.settings.conditions or {}).items() if key in named and counts
         }
         owner, whole = every[part], self.spans is None and isinstance(part, slice)
-        columns: list[Array | Items] = []
+        columns: list[Array | Criteria] = []
         if keys is None:
             columns.append(self.trainer_score(counts=counts)[every][part])
         for key in named:
             if key in texts:
-                columns.append(Items.of(key, self.labels, self._field(key, "algorithm.rewards.rubrics names"))[part])
+                columns.append(Criteria.of(key, self.labels, self._field(key, "algorithm.rewards.rubrics names"))[part])
             else:
                 column = self.turns_of(key) if key in per_turn else self.column(key, counts=counts)[every]
                 columns.append(column[part])
@@ -122,7 +122,7 @@ class Table:
             labels=selected(self.labels),
             prompts=self.groups if whole else None,
             turns=turns,
-            **spread((SCORE,) if keys is None else keys, columns),
+            **to_columns((SCORE,) if keys is None else keys, columns),
             conditions=conditions,
             lengths=None if tokens is None else tokens[part],
             accuracy=None if accuracy is None else accuracy[owner],
@@ -294,7 +294,7 @@ def of_batch(
     fields that the reward function returned; None if the trainer does not say it.
     """
     groups = Groups.of(uids)
-    rows = Rows.of_groups(groups, mask)
+    rows = RowIndex.of_groups(groups, mask)
     present = set(tensors.keys())
     cut = None
     if needs.turns and "attention_mask" in present:

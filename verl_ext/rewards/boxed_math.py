@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from verl_ext.core.typed import bounded
+from verl_ext.core.schema import bounded
 from verl_ext.rewards.math_judge import JUDGE, NoVerdictError
 from verl_ext.rewards.options import ExtraInfo, bad_truth, parse_options, require_package, row_name, truth_text
 

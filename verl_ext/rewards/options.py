@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from verl_ext.core.typed import make
+from verl_ext.core.schema import parse_dataclass
 from verl_ext.errors import ConfigurationError, DataError
 
 Options = TypeVar("Options")
@@ -19,7 +19,7 @@ FROM_VERL = frozenset({"reward_router_address", "reward_model_tokenizer"})
 
 def parse_options(cls: type[Options], kwargs: Mapping[str, object]) -> Options:
     """Make the options, a frozen dataclass, from the keyword arguments of a call."""
-    return make(cls, {name: value for name, value in kwargs.items() if name not in FROM_VERL}, KWARGS)
+    return parse_dataclass(cls, {name: value for name, value in kwargs.items() if name not in FROM_VERL}, KWARGS)
 
 
 def require_package(module: str, requirement: str, why: str) -> None:

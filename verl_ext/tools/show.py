@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_ext.core.chain import Chain
-from verl_ext.core.lists import as_list, step_settings
+from verl_ext.core.step_lists import as_list, step_settings
 from verl_ext.files import say
+from verl_ext.methods.simple import ROWS
 from verl_ext.registry import ESTIMATORS, build, changed, load, used
-from verl_ext.rows import ROWS
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import LOSS, parse_settings
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from verl_ext.core.rows import uids_of
+from verl_ext.core.row_index import uids_of
 from verl_ext.errors import IntegrationError
 
 Row = tuple[Hashable, int, int]

@@ -15,7 +15,7 @@ from tests.configs import compose
 from verl_ext import Batch, Settings, build, rubric
 from verl_ext.core.batch import unit_accuracy
 from verl_ext.core.chain import State
-from verl_ext.core.items import Items, spread
+from verl_ext.core.rubrics import Criteria, to_columns
 
 WIDTH = 8  # tokens of the longest response
 KEYS = {"keys": ["a", "b"], "weights": [1.0, 0.5]}
@@ -188,7 +188,7 @@ def by_core(name: str, algorithm: dict[str, Any], drawn: Drawn, state: State | N
     uids = [drawn.uids[row] for row in scored]
     named = {**drawn.columns, "process": drawn.process, "score": drawn.score}
     columns: dict[str, Any] = {key: values[scored] for key, values in named.items()}
-    columns["rubric"] = Items.of("rubric", uids, columns["rubric"])
+    columns["rubric"] = Criteria.of("rubric", uids, columns["rubric"])
     accuracy = None
     if chain.needs_accuracy:
         key = own.accuracy_key or "acc"
@@ -196,7 +196,7 @@ def by_core(name: str, algorithm: dict[str, Any], drawn: Drawn, state: State | N
     keys = own.keys or ("score",)
     batch = Batch.of(
         labels=uids,
-        **spread(keys, [columns[key] for key in keys]),
+        **to_columns(keys, [columns[key] for key in keys]),
         conditions=own.conditions,
         lengths=[tokens[rows].sum() for rows in kept],
         outputs=[len(rows) for rows in kept],

@@ -17,7 +17,7 @@ from tests.integration.own_steps import BySource, Clip, Slower
 from verl_ext import Batch, Settings, Step, build
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Groups
-from verl_ext.core.rows import Rows
+from verl_ext.core.row_index import RowIndex
 from verl_ext.core.steps import Center, DivideByBatchStd, WeightByVariation, WeightedSum
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import queue, sampling, table
@@ -278,7 +278,7 @@ def test_groups_are_kept_by_their_accuracy(asked, rewards, dropped, hard, easy):
 )
 def test_a_mean_at_a_bound_of_accuracy_between_is_kept(values, bounds, kept):
     labels = ["a"] * len(values)
-    rows = Rows.of_padding(np.zeros(len(values), dtype=bool))
+    rows = RowIndex.of_padding(np.zeros(len(values), dtype=bool))
     settings = Settings.parse({"rewards": {"accuracy_key": "acc", "accuracy_between": bounds}}).rewards
     rewards = table.Table(settings=settings, rows=rows, labels=labels, fields={"acc": values})
     below, above = sampling.outside(Groups.of(labels), rewards)

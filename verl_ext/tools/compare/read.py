@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verl_ext.core.groups import Array
-from verl_ext.core.typed import make
+from verl_ext.core.schema import make
 from verl_ext.errors import DataError, listed, reading, unknown
 from verl_ext.files import METRICS, json_lines
 from verl_ext.registry import INSTALLED

@@ -12,7 +12,7 @@ import numpy as np
 
 from verl_ext.core.batch import check_finite
 from verl_ext.core.groups import Array, Groups, Index
-from verl_ext.core.items import Items
+from verl_ext.core.rubrics import Criteria
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 from verl_ext.settings import RewardsSettings
 
@@ -60,7 +60,7 @@ class Rollouts:
     """Sentences about rows that were skipped, and about assumptions."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """The weights of the run's rewards in its total, if they are not 1."""
-    items: Mapping[str, Items] = field(default_factory=dict)
+    rubrics: Mapping[str, Criteria] = field(default_factory=dict)
     """The rubrics; `rewards` has their weighted sums."""
 
     @cached_property
@@ -104,10 +104,10 @@ class Rollouts:
     def with_rubrics(self, keys: Collection[str]) -> Rollouts:
         """Return the same with the rubrics, which are text in the files."""
         labels = [self.prompts.labels[place] for place in self.prompts.ids]
-        items = {key: Items.of(key, labels, self.table.get(f"reward/{key}", [None] * len(labels))) for key in keys}
-        totals = {key: items[key].total for key in keys}
+        rubrics = {key: Criteria.of(key, labels, self.table.get(f"reward/{key}", [None] * len(labels))) for key in keys}
+        totals = {key: rubrics[key].total for key in keys}
         parts = {key: total * self.weights.get(key, 1.0) for key, total in totals.items()}
-        return replace(self, items=items, rewards={**self.rewards, **totals}, parts={**self.parts, **parts})
+        return replace(self, rubrics=rubrics, rewards={**self.rewards, **totals}, parts={**self.parts, **parts})
 
     def scored(self, settings: RewardsSettings) -> Rollouts:
         """Return the same with a score. If the files have no score, it is the weighted sum of the named rewards."""

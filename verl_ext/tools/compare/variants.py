@@ -10,7 +10,7 @@ import numpy as np
 from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Array
-from verl_ext.core.items import spread
+from verl_ext.core.rubrics import to_columns
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, listed
 from verl_ext.registry import INSTALLED, build
@@ -112,7 +112,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     """Compute the advantages update by update, because an estimator may carry state from one to the next."""
     chain, rewards_settings = variant.chain, variant.settings.rewards
     keys = rewards_settings.keys or (rollouts.total,)
-    rewards = [rollouts.items.get(key, rollouts.reward(key, "algorithm.rewards.keys")) for key in keys]
+    rewards = [rollouts.rubrics.get(key, rollouts.reward(key, "algorithm.rewards.keys")) for key in keys]
     per_turn = _per_turn(rewards_settings, keys, rollouts)
     accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
     uids = rollouts.table["uid"].to_numpy()
@@ -121,7 +121,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     for rows in rollouts.updates.values():
         batch = Batch.of(
             labels=uids[rows].tolist(),
-            **spread(keys, [column[rows] for column in rewards]),
+            **to_columns(keys, [column[rows] for column in rewards]),
             conditions=rewards_settings.conditions,
             turns=Turns(rollouts.turns[rows], per_turn, rewards_settings.turn_discount),
             accuracy=None if accuracies is None else accuracies[rows],

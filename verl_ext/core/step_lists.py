@@ -5,12 +5,17 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_ext.core import history, many, steps, totals
+from verl_ext.core import cross_reward, history, post_sum, steps
 from verl_ext.core.chain import COMPARED, Chain, Step
-from verl_ext.core.typed import make
+from verl_ext.core.schema import parse_dataclass
 from verl_ext.errors import ConfigurationError, unknown
 
-_FOUND = [kind for module in (steps, many, totals, history) for kind in vars(module).values() if isinstance(kind, type)]
+_FOUND = [
+    kind
+    for module in (steps, cross_reward, post_sum, history)
+    for kind in vars(module).values()
+    if isinstance(kind, type)
+]
 STEPS: Mapping[str, type[Step]] = {
     kind.name: kind for kind in _FOUND if issubclass(kind, Step) and hasattr(kind, "name")
 }
@@ -36,7 +41,7 @@ def read_step(item: Any, where: str, weights: tuple[float, ...] | None) -> Step:
             )
         given["weights"] = weights
     try:
-        return make(kind, given, name)
+        return parse_dataclass(kind, given, name)
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from error
 

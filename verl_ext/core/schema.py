@@ -30,7 +30,7 @@ def bounded(
     return dataclasses.field(default=default, metadata={**limits, "only_with": only_with or {}})
 
 
-def make(kind: type[T], given: object, where: str) -> T:
+def parse_dataclass(kind: type[T], given: object, where: str) -> T:
     """Read a dataclass from a mapping, or its defaults from None.
 
     Raise for unknown names, wrong types, missing settings, and settings without effect.
@@ -38,7 +38,7 @@ def make(kind: type[T], given: object, where: str) -> T:
     >>> @dataclasses.dataclass
     ... class Clip:
     ...     limit: float = bounded(2.0, above=0.0)
-    >>> make(Clip, {"limit": 3}, "steps[0]")
+    >>> parse_dataclass(Clip, {"limit": 3}, "steps[0]")
     Clip(limit=3.0)
     """
     given = _mapping(where, {} if given is None else given)
@@ -49,7 +49,7 @@ def make(kind: type[T], given: object, where: str) -> T:
             raise ConfigurationError(f"{where}: {unknown('setting', name, fields)}.")
         if value is None and fields[name].default is dataclasses.MISSING:
             continue  # a preset shows what must be set as null
-        read[name] = value_of(f"{where}.{name}", value, hints[name], fields[name].metadata)
+        read[name] = parse_value(f"{where}.{name}", value, hints[name], fields[name].metadata)
     for name, item in fields.items():
         if name not in read and item.default is item.default_factory is dataclasses.MISSING:
             raise ConfigurationError(
@@ -66,17 +66,17 @@ def make(kind: type[T], given: object, where: str) -> T:
     return made
 
 
-def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] | None = None) -> Any:
+def parse_value(where: str, value: Any, kind: Any, limits: Mapping[str, Any] | None = None) -> Any:
     """Check one value by its type and limits, and convert it.
 
-    >>> value_of("x", [1, 2], tuple[float, ...])
+    >>> parse_value("x", [1, 2], tuple[float, ...])
     (1.0, 2.0)
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
     if origin in (typing.Union, types.UnionType) and inner[1:] == (type(None),):
-        return None if value is None else value_of(where, value, inner[0], limits)
+        return None if value is None else parse_value(where, value, inner[0], limits)
     if origin is typing.Literal:
         if value not in inner:
             raise ConfigurationError(f"{where}: {unknown('value', value, inner)}.")
@@ -98,11 +98,11 @@ def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] | None
         if isinstance(value, str) or not isinstance(value, Sequence):
             entry = value if isinstance(value, str | int | float) else "..."
             raise ConfigurationError(f"{where} must be a list, found {value!r}. Set '{where}=[{entry}]'.")
-        return tuple(value_of(f"{where}[{index}]", item, inner[0], limits) for index, item in enumerate(value))
+        return tuple(parse_value(f"{where}[{index}]", item, inner[0], limits) for index, item in enumerate(value))
     if origin is Mapping:
-        return {key: value_of(f"{where}.{key}", item, inner[1]) for key, item in _mapping(where, value).items()}
+        return {key: parse_value(f"{where}.{key}", item, inner[1]) for key, item in _mapping(where, value).items()}
     if dataclasses.is_dataclass(kind):
-        return make(typing.cast(type[Any], kind), value, where)
+        return parse_dataclass(typing.cast(type[Any], kind), value, where)
     raise ConfigurationError(
         f"{where} is declared as {kind}, which cannot be read from a configuration. Use bool, int, float, str, "
         "Literal, `X | None`, tuple[X, ...], Mapping[str, X] or a dataclass as its type."

@@ -13,8 +13,8 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.chain import COMPARED, Order, Step, StepResult
 from verl_ext.core.groups import Array, divide
 from verl_ext.core.metrics import metric_name
+from verl_ext.core.schema import bounded
 from verl_ext.core.steps import _GROUP_FACTORS
-from verl_ext.core.typed import bounded
 
 _OF_EACH: Order = {"weighted_sum": "it needs the separate rewards of a response"}
 

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verl_ext.core.chain import Chain, Step
+from verl_ext.core.post_sum import Whiten
+from verl_ext.core.schema import bounded
 from verl_ext.core.steps import Center, ScaleByMad, ScaleByStd, WeightedSum
-from verl_ext.core.totals import Whiten
-from verl_ext.core.typed import bounded
 from verl_ext.errors import Finding
 from verl_ext.settings import VERL_NAMES, Settings
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.batches import rollouts
 from tests.facts import facts
 from verl_ext import Batch, DataError, Settings, build, rubric
-from verl_ext.core.items import Items, spread
-from verl_ext.core.many import SoftMin
+from verl_ext.core.cross_reward import SoftMin
 from verl_ext.core.metrics import reward_metrics
+from verl_ext.core.rubrics import Criteria, to_columns
 
 NAN = math.nan
 CHAINS = (
@@ -25,7 +25,9 @@ CHAINS = (
 
 
 def batch(uids, right, texts):
-    return Batch.of(labels=uids, **spread(["right", "rubric"], [np.array(right), Items.of("rubric", uids, texts)]))
+    return Batch.of(
+        labels=uids, **to_columns(["right", "rubric"], [np.array(right), Criteria.of("rubric", uids, texts)])
+    )
 
 
 def advantages(name, sections, of, keys=("right", "rubric"), weights=(1.0, 0.5)):
@@ -69,7 +71,7 @@ def test_a_soft_minimum_takes_each_criterion_once_and_turns_a_negative_weight_ro
     wanted = [step.apply(values, Batch.of(values, rollout.uids, keys=names)) for values in (rows, -rows)]
     for weight, plain in zip((1.0, -3.0), wanted, strict=True):
         texts = [rubric(row, [weight] * count) for row in rows]
-        of = Batch.of(labels=rollout.uids, **spread(["rubric"], [Items.of("rubric", rollout.uids, texts)]))
+        of = Batch.of(labels=rollout.uids, **to_columns(["rubric"], [Criteria.of("rubric", rollout.uids, texts)]))
         np.testing.assert_allclose(step.apply(of.returns, of), plain, rtol=1e-12, atol=1e-12)
 
 
@@ -88,7 +90,7 @@ def test_signs_count_and_what_is_not_scored_does_not():
     assert of.column_keys == ("right", "rubric", "rubric", "rubric")
     np.testing.assert_array_equal(of.by_key().returns[:, 1], SUMS)
     np.testing.assert_array_equal(of.weighed([1.0, 2.0])[0], [1.0, 10 / 16, 6 / 16, -1.0])
-    alone = Batch.of(labels=UIDS, **spread(["rubric"], [Items.of("rubric", UIDS, TEXTS)]))
+    alone = Batch.of(labels=UIDS, **to_columns(["rubric"], [Criteria.of("rubric", UIDS, TEXTS)]))
     found = build("drgrpo", Settings())(alone).advantages
     np.testing.assert_allclose(found, [-11 / 32, 11 / 32, 0.375, 0.0, -0.375])
 
@@ -108,7 +110,7 @@ def test_criteria_that_cancel_are_exactly_zero_where_prompts_differ():
     rewards = np.float32([0.1, 0.7, 0.3]).astype(float)
     texts = [rubric([x, 0.8 - x], [0.1, 0.1]) for x in rewards] + [rubric([x]) for x in rewards]
     uids = list("pppqqq")
-    of = Batch.of(labels=uids, **spread(["rubric"], [Items.of("rubric", uids, texts)]))
+    of = Batch.of(labels=uids, **to_columns(["rubric"], [Criteria.of("rubric", uids, texts)]))
     assert of.weighed(None).shape == (6, 2)
     found = build("compose", Settings.parse({"compose": {"steps": ["center", "scale_by_std", "weighted_sum"]}}))(of)
     assert (found.advantages[:3] == 0).all()
@@ -128,7 +130,7 @@ def test_criteria_that_cancel_are_exactly_zero_where_prompts_differ():
 )
 def test_a_wrong_list_is_refused_by_key_and_uid(texts):
     with pytest.raises(DataError, match=facts("'rubric'", "'p7'")):
-        Items.of("rubric", ["p1", "p7", "p7"], [rubric([1, 2, 3]), *texts])
+        Criteria.of("rubric", ["p1", "p7", "p7"], [rubric([1, 2, 3]), *texts])
 
 
 @pytest.mark.parametrize("wrong", [{1: 1, 2: 0}, {"1": 1, "2": 0}, "10", b"10"], ids=repr)
@@ -146,7 +148,7 @@ NONE = rubric([NAN])
 def test_a_prompt_without_criteria_returns_one_that_is_not_scored():
     """Its other rewards count, and those of other prompts do not change."""
     with pytest.raises(DataError, match=facts("'rubric'", "'q'", "rubric([float('nan')])")):
-        Items.of("rubric", ["p", "q"], [rubric([1, 0]), rubric([])])
+        Criteria.of("rubric", ["p", "q"], [rubric([1, 0]), rubric([])])
     rubrics, rights = [rubric([1, 0], [3, 1]), rubric([0, 0], [3, 1])], [0.0, 0.0, 1.0, 0.0]
     mixed = batch([*"ppqq"], rights, [*rubrics, NONE, NONE])
     found = advantages("drgrpo", {}, mixed, weights=(1.0, 1.0))

@@ -6,7 +6,7 @@ import torch
 
 from tests.facts import facts
 from verl_ext.core.groups import Groups
-from verl_ext.core.rows import Rows, broadcast, float_mask, scores
+from verl_ext.core.row_index import RowIndex, broadcast, float_mask, scores
 from verl_ext.errors import DataError
 
 NAN, INF = math.nan, math.inf
@@ -26,14 +26,14 @@ def none(count: int) -> np.ndarray:
     ],
 )
 def test_the_last_output_has_the_largest_number_and_padding_is_left_out(keys, padding, scored, owner):
-    rows = Rows.of_sessions(keys, np.isin(np.arange(len(keys)), padding))
+    rows = RowIndex.of_sessions(keys, np.isin(np.arange(len(keys)), padding))
     assert rows.scored.tolist() == scored
     assert rows.owner.tolist() == owner
 
 
 def test_a_session_whose_output_has_no_number_is_named():
     with pytest.raises(DataError, match="'u_0_x'"):
-        Rows.of_sessions(["u_0_0", "u_0_x"], none(2))
+        RowIndex.of_sessions(["u_0_0", "u_0_x"], none(2))
 
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -83,7 +83,7 @@ def test_padding_is_recognized_by_its_name_and_that_no_row_sums():
         (["p", 7, "pad", "a"], [False, False, True, False]),
         (["p", "xpad", "a", "pad"], [False, False, False, True]),
     ):
-        rows = Rows.of_groups(Groups.of(uids), mask)
+        rows = RowIndex.of_groups(Groups.of(uids), mask)
         assert (rows.owner < 0).tolist() == padding
         assert rows.scored.tolist() == [row for row, padded in enumerate(padding) if not padded]
         assert not rows.one_to_one
@@ -121,5 +121,5 @@ def test_a_mask_is_copied_on_its_device():
 
 
 def test_padding_gets_0():
-    rows = Rows.of_padding(np.array([False, True, False]))
+    rows = RowIndex.of_padding(np.array([False, True, False]))
     assert rows.scatter(np.array([0.5, -0.5])).tolist() == [0.5, 0, -0.5]

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_ext.core.chain import Chain, Step
+from verl_ext.core.post_sum import Balance, WeightByDifficulty
+from verl_ext.core.schema import bounded
 from verl_ext.core.steps import Center, ScaleByMad, ScaleByStd, WeightedSum
-from verl_ext.core.totals import Balance, WeightByDifficulty
-from verl_ext.core.typed import bounded
 from verl_ext.settings import Settings
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, fields
 
 from verl_ext.core.chain import Chain
 from verl_ext.core.history import Anchor, WeightByHistory
-from verl_ext.core.lists import check_order
+from verl_ext.core.step_lists import check_order
 from verl_ext.errors import ConfigurationError, listed
 from verl_ext.registry import ESTIMATORS, load
 from verl_ext.settings import Settings

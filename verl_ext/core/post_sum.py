@@ -11,9 +11,9 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.chain import COMPARED, Order, Step, StepResult
 from verl_ext.core.groups import TOLERANCE, Array, divide
 from verl_ext.core.metrics import Metrics
+from verl_ext.core.schema import bounded
 from verl_ext.core.steps import single, without_rounding
 from verl_ext.core.turns import Turns
-from verl_ext.core.typed import bounded
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def rubric(entries: Iterable[float], weights: Iterable[float] | None = None) -> 
 
 
 @dataclass(frozen=True)
-class Items:
+class Criteria:
     """A rubric: the criteria of each response. NaN: the criterion is not scored, or the prompt has fewer criteria."""
 
     values: Array
@@ -45,10 +45,10 @@ class Items:
     """`[N, C]` the weight of each criterion, divided by the sum of the absolute weights of the prompt."""
 
     @classmethod
-    def of(cls, key: str, labels: Sequence[Hashable], texts: Sequence[Any]) -> Items:
+    def of(cls, key: str, labels: Sequence[Hashable], texts: Sequence[Any]) -> Criteria:
         """Read what `rubric` returned for each response. All responses of a label must have the same weights.
 
-        >>> Items.of("rubric", ["p", "q"], [rubric([1, 0], weights=[3, -1]), rubric([0.5])]).factors
+        >>> Criteria.of("rubric", ["p", "q"], [rubric([1, 0], weights=[3, -1]), rubric([0.5])]).factors
         array([[ 0.75, -0.25],
                [ 1.  ,  0.  ]])
         """
@@ -77,8 +77,8 @@ class Items:
         padded = np.array([row + [(math.nan, 0.0)] * (most - len(row)) for row in rows])
         return cls(padded[:, :, 0], padded[:, :, 1])
 
-    def __getitem__(self, rows: Index | slice) -> Items:
-        return Items(self.values[rows], self.factors[rows])
+    def __getitem__(self, rows: Index | slice) -> Criteria:
+        return Criteria(self.values[rows], self.factors[rows])
 
     @property
     def total(self) -> Array:
@@ -112,13 +112,13 @@ def _pairs(entries: Any) -> list[tuple[float, float]]:
     return pairs
 
 
-def spread(keys: Sequence[str], rewards: Sequence[Array | Items]) -> dict[str, Any]:
+def to_columns(keys: Sequence[str], rewards: Sequence[Array | Criteria]) -> dict[str, Any]:
     """Return rewards as arguments of `Batch.of`. A rubric has one column per criterion.
 
-    >>> spread(["correct", "rubric"], [np.array([1.0]), Items.of("rubric", ["p"], [rubric([0, 1])])])["keys"]
+    >>> to_columns(["correct", "rubric"], [np.array([1.0]), Criteria.of("rubric", ["p"], [rubric([0, 1])])])["keys"]
     ['correct', 'rubric[0]', 'rubric[1]']
     """
-    widths = [reward.values.shape[1] if isinstance(reward, Items) else 0 for reward in rewards]
+    widths = [reward.values.shape[1] if isinstance(reward, Criteria) else 0 for reward in rewards]
     named = {
         key: [f"{key}[{place}]" for place in range(width)] or [key] for key, width in zip(keys, widths, strict=True)
     }
@@ -129,9 +129,9 @@ def spread(keys: Sequence[str], rewards: Sequence[Array | Items]) -> dict[str, A
             f"algorithm.rewards.keys={list(keys)}: the reward name {clash!r} collides with a criterion of a rubric. "
             "Return this reward under another name, and use the new name in algorithm.rewards."
         )
-    factors = [reward.factors if isinstance(reward, Items) else np.ones(len(reward)) for reward in rewards]
+    factors = [reward.factors if isinstance(reward, Criteria) else np.ones(len(reward)) for reward in rewards]
     return {
-        "rewards": np.column_stack([reward.values if isinstance(reward, Items) else reward for reward in rewards]),
+        "rewards": np.column_stack([reward.values if isinstance(reward, Criteria) else reward for reward in rewards]),
         "keys": columns,
         "column_keys": [key for key, names in named.items() for _ in names],
         "factors": np.column_stack(factors) if any(widths) else None,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_ext.core.chain import Chain
-from verl_ext.core.lists import check_order, read_step
+from verl_ext.core.step_lists import check_order, read_step
 from verl_ext.errors import ConfigurationError
 from verl_ext.settings import Settings
 

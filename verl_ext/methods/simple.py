@@ -9,7 +9,7 @@ To add an estimator, add a row. To add a step, write a class in `verl_ext/core/`
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from verl_ext.core import many, steps, totals
+from verl_ext.core import cross_reward, post_sum, steps
 from verl_ext.core.chain import Step
 
 
@@ -27,30 +27,30 @@ class Row:
 
 
 _STD = steps.ScaleByStd(1e-6)
-_WHITEN = totals.Whiten("token")
+_WHITEN = post_sum.Whiten("token")
 _GRPO = (steps.WeightedSum(), steps.Center(), _STD)
 
 ROWS: Mapping[str, Row] = {
     "corrgrpo": Row(
         "CorrGRPO, arXiv 2609.36820",
         "sum of the centered rewards, divided by the square root of their summed correlations",
-        (steps.Center(), many.ScaleByCorrelation(), steps.WeightedSum()),
+        (steps.Center(), cross_reward.ScaleByCorrelation(), steps.WeightedSum()),
     ),
     "dara": Row(
         "DARA, arXiv 2610.00574",
         "gdpo with larger weights for rewards that vary in few groups",
-        (steps.Center(), _STD, many.WeightByDensity(), steps.WeightedSum(), _WHITEN),
+        (steps.Center(), _STD, cross_reward.WeightByDensity(), steps.WeightedSum(), _WHITEN),
         ("of", "over"),
     ),
     "dvao": Row(
         "DVAO, arXiv 2605.25604",
         "sum of the centered rewards, divided by the weighted sum of their standard deviations in the group",
-        (steps.Center(), many.ScaleByCommonStd(), steps.WeightedSum()),
+        (steps.Center(), cross_reward.ScaleByCommonStd(), steps.WeightedSum()),
     ),
     "fgrpo": Row(
         "F-GRPO, arXiv 2602.06717",
         "grpo with smaller weights for prompts with high mean accuracy",
-        (*_GRPO, totals.WeightByFocal()),
+        (*_GRPO, post_sum.WeightByFocal()),
         ("gamma",),
     ),
     "gd2po": Row(
@@ -76,7 +76,7 @@ ROWS: Mapping[str, Row] = {
     "rvpo": Row(
         "RVPO, arXiv 2605.05750",
         "gdpo with a soft minimum of the rewards instead of their sum",
-        (steps.Center(), _STD, many.SoftMin(), _WHITEN),
+        (steps.Center(), _STD, cross_reward.SoftMin(), _WHITEN),
         ("k",),
     ),
     "saw": Row(

@@ -13,10 +13,10 @@ from verl_ext.errors import DataError
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowIndex:
     """The trajectory of each row of a batch.
 
-    >>> rows = Rows.of_sessions(["a_0_0", "a_0_1", "pad_0_0"], np.array([False, False, True]))
+    >>> rows = RowIndex.of_sessions(["a_0_0", "a_0_1", "pad_0_0"], np.array([False, False, True]))
     >>> rows.scored, rows.owner
     (array([1]), array([ 0,  0, -1]))
     """
@@ -39,7 +39,7 @@ class Rows:
         return self.total(np.ones(len(self.owner)))
 
     @classmethod
-    def of_groups(cls, groups: Groups, mask: torch.Tensor) -> Rows:
+    def of_groups(cls, groups: Groups, mask: torch.Tensor) -> RowIndex:
         """Make one trajectory per row of `groups`, which are the rows by uid.
 
         The padding that verl adds to fill a batch is excluded: its uid begins with `pad`, and its mask is empty.
@@ -51,13 +51,13 @@ class Rows:
         return cls.of_padding(padding)
 
     @classmethod
-    def of_padding(cls, padding: Bools) -> Rows:
+    def of_padding(cls, padding: Bools) -> RowIndex:
         """Make one trajectory per row, except for padding."""
         rows = np.flatnonzero(~padding)
         return cls(rows, np.where(padding, -1, np.cumsum(~padding) - 1), rows)
 
     @classmethod
-    def of_sessions(cls, keys: Sequence[str], padding: Bools) -> Rows:
+    def of_sessions(cls, keys: Sequence[str], padding: Bools) -> RowIndex:
         """Make one trajectory per session. The rows are named `{uid}_{session}_{index}`.
 
         The last output of a session carries the reward. All outputs of the session get the same advantage.

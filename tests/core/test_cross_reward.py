@@ -7,7 +7,7 @@ from hypothesis import given
 from tests.batches import Rollout, rollouts
 from verl_ext import Center, Chain, WeightedSum
 from verl_ext.core.batch import Batch
-from verl_ext.core.many import ScaleByCommonStd, ScaleByCorrelation, SoftMin, WeightByDensity
+from verl_ext.core.cross_reward import ScaleByCommonStd, ScaleByCorrelation, SoftMin, WeightByDensity
 from verl_ext.core.turns import Turns
 
 AB = ("a", "b")

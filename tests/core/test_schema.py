@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.facts import facts, says
-from verl_ext.core.typed import bounded, value_of
+from verl_ext.core.schema import bounded, parse_value
 from verl_ext.errors import ConfigurationError
 
 
@@ -42,7 +42,7 @@ GOOD = [
 
 @pytest.mark.parametrize(("kind", "given", "value"), GOOD)
 def test_a_value_is_read_as_its_type_says(kind, given, value):
-    read = value_of("x", given, kind)
+    read = parse_value("x", given, kind)
     assert read == value
     assert type(read) is type(value)
 
@@ -71,7 +71,7 @@ BAD = [
 @pytest.mark.parametrize(("kind", "given", "words"), BAD)
 def test_what_is_not_of_its_type_is_refused(kind, given, words):
     with pytest.raises(ConfigurationError, match=facts(*words)):
-        value_of("x", given, kind)
+        parse_value("x", given, kind)
 
 
 @pytest.mark.parametrize(
@@ -89,17 +89,17 @@ def test_what_is_not_of_its_type_is_refused(kind, given, words):
     ],
 )
 def test_numbers_have_limits_each_of_a_list_as_well(kind, limits, within, beyond, valid):
-    assert value_of("x", within, kind, limits) == within
-    assert value_of("x", [within], tuple[kind, ...], limits) == (within,)
+    assert parse_value("x", within, kind, limits) == within
+    assert parse_value("x", [within], tuple[kind, ...], limits) == (within,)
     shown = repr(beyond) if valid == "finite" else f"{beyond:g}"
     with pytest.raises(ConfigurationError, match=facts("x", valid, shown)):
-        value_of("x", beyond, kind, limits)
+        parse_value("x", beyond, kind, limits)
     with pytest.raises(ConfigurationError, match=facts("x[0]", valid, shown)):
-        value_of("x", [beyond], tuple[kind, ...], limits)
+        parse_value("x", [beyond], tuple[kind, ...], limits)
 
 
 @pytest.mark.parametrize(("value", "kind", "advised"), [(10.0, int, True), (10.5, int, False), (1.0, str, False)])
 def test_for_a_whole_number_written_as_a_float_the_integer_is_proposed(value, kind, advised):
     with pytest.raises(ConfigurationError, match=facts("x.n", repr(value))) as caught:
-        value_of("x.n", value, kind)
+        parse_value("x.n", value, kind)
     assert says(caught.value, f"x.n={value:.0f}") is advised
