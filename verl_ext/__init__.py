@@ -5,7 +5,7 @@ Importing this package imports neither verl nor ray nor torch: every name below 
 - An estimator in code of your own: `build(name, Settings.parse({...}))(Batch.of(...), state)`, whose result has the
   advantages and the state for the next batch.
 - A step of your own: a frozen dataclass over `Step` with `apply`, or with `transform` that returns a `StepResult`;
-  `bounded` declares a number with limits. A named estimator is a module, see `verl_ext.registry`.
+  `bounded` declares a number with limits. A named estimator is a `Method`.
 """
 
 import importlib
@@ -31,6 +31,7 @@ _NAMES = {
         "IntegrationError",
         "VerlExtError",
     ),
+    "verl_ext.methods.method": ("Method",),
     "verl_ext.registry": ("ESTIMATORS", "build"),
     "verl_ext.settings": ("Settings",),
 }

@@ -1,4 +1,4 @@
-"""Write docs/pages/settings.md from the dataclasses of the settings, and the table of lists.md from the rows.
+"""Write docs/pages/settings.md from the dataclasses of the settings, and the table of lists.md from the simple methods.
 
 python scripts/quality/make_docs.py            # write the pages
 python scripts/quality/make_docs.py --check    # exit status 1 if one is stale
@@ -19,12 +19,16 @@ from typing import Any
 
 from verl_ext.core.chain import Chain
 from verl_ext.core.step_lists import as_list
-from verl_ext.methods.simple import ROWS
+from verl_ext.methods.simple import SIMPLE_METHODS
 from verl_ext.registry import sections
+from verl_ext.settings import Settings
 from verl_ext.tools.show import as_text
 
 PAGES = Path(__file__).parents[2] / "docs/pages"
 MADE = "<!-- Made by scripts/quality/make_docs.py: change the dataclasses that it reads. -->"
+
+REQUIRED = {"saw": {"min_values": ()}}
+"""Values for the table of steps of settings without a default, by method."""
 
 SETTINGS = """# Settings
 
@@ -62,11 +66,17 @@ def main() -> int:
 
 
 def rows() -> str:
-    """A line per estimator that is a list."""
+    """A line for each method that is a list of built-in steps."""
     lines = ["<!-- rows -->", "| name | paper | in one line | steps | settings |", "|---|---|---|---|---|"]
-    for name, row in ROWS.items():
-        settings = ", ".join(f"`{setting}`" for setting in row.settings)
-        lines.append(f"| `{name}` | {row.paper} | {row.line} | `{as_text(as_list(Chain(row.steps)))}` | {settings} |")
+    for name, method in SIMPLE_METHODS.items():
+        section = None
+        settings = ""
+        if method.settings is not None:
+            required = REQUIRED.get(name, {})
+            section = method.settings(**required)
+            settings = ", ".join(f"`{item.name}`" for item in dataclasses.fields(method.settings))
+        steps = as_text(as_list(Chain(tuple(method.build(section, Settings())))))
+        lines.append(f"| `{name}` | {method.paper} | {method.summary} | `{steps}` | {settings} |")
     return "\n".join([*lines, "<!-- end -->\n"])
 
 
@@ -80,8 +90,6 @@ def settings() -> Iterator[str]:
         yield "| setting | default | what it does |"
         yield "|---|---|---|"
         bases = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
-        if name in ROWS:
-            bases = map(type, ROWS[name].steps)
         says = {name: text for base in bases for name, text in docstrings(base).items()}
         for item in dataclasses.fields(kind):
             value = {None: "null", dataclasses.MISSING: "must be set"}.get(item.default, item.default)

@@ -1,7 +1,7 @@
 """Groups that are exactly zero, and extreme rewards.
 
-Types and masks are the subject of tests/core/test_row_index.py; padding, holes in the mask and sessions of several outputs
-that of tests/integration/trainers/test_against_core.py.
+Types and masks are the subject of tests/core/test_row_index.py; padding, holes in the mask and sessions of several
+outputs that of tests/integration/trainers/test_against_core.py.
 """
 
 import math

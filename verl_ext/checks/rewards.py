@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from verl_ext import rewards
 from verl_ext.checks.presets import leaves, other_estimator
 from verl_ext.core.batch import SCORE
+from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, Finding, listed, nearest, reading
 from verl_ext.rewards.options import parse_options
 from verl_ext.run_config import FILTER, FUNCTION, RunConfig, own_scorer, resolved, select
@@ -151,10 +152,11 @@ def lost_penalty(run: RunConfig) -> Iterator[Finding]:
 
 
 def negative_rewards(run: RunConfig) -> Iterator[Finding]:
-    """Reject weights or a penalty that may make the rewards of maxrl negative."""
-    needs, weights = "maxrl needs rewards of at least 0", run.settings.rewards.weights or ()
-    if run.chain is None or "maxrl" not in run.used:
+    """Reject weights or a penalty that may make the sum negative if a step after the sum needs values of at least 0."""
+    if not _needs_nonnegative_sum(run.chain):
         return
+    needs = f"{run.name} needs rewards of at least 0"
+    weights = run.settings.rewards.weights or ()
     if any(weight < 0 for weight in weights):
         yield Finding(
             "error",
@@ -167,6 +169,13 @@ def negative_rewards(run: RunConfig) -> Iterator[Finding]:
             f"{needs}, but {OVERLONG}.enable=True adds a penalty to the score, which can make the score negative.",
             f"Set {OVERLONG}.enable=False.",
         )
+
+
+def _needs_nonnegative_sum(chain: Chain | None) -> bool:
+    """Return whether the sum of the rewards reaches a step that needs values of at least 0, such as divide_by_mean."""
+    steps = () if chain is None else chain.steps
+    after_sum = dropwhile(lambda step: not step.sums, steps)
+    return any(step.needs_nonnegative for step in after_sum)
 
 
 def lists_of_rewards(run: RunConfig) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from verl_ext import hooks
+from verl_ext.checks.dry_run import dry_run
 from verl_ext.checks.losses import loss_of_verl
 from verl_ext.checks.presets import late_preset, other_estimator, other_preset, replaced_preset, written
 from verl_ext.checks.rewards import (
@@ -24,13 +25,11 @@ from verl_ext.checks.rewards import (
     wrong_accuracy,
     wrong_components,
 )
-from verl_ext.checks.trial import trial
 from verl_ext.conf import PRESETS
-from verl_ext.core.steps import DivideByMean, WeightedSum
 from verl_ext.errors import Finding, listed, nearest
 from verl_ext.methods.drgrpo import DrgrpoSettings
 from verl_ext.names import is_verls, registered
-from verl_ext.registry import ENTRY_POINT_GROUP, ENTRY_POINTS, INSTALLED, TAKEN, changed, load, misspelt
+from verl_ext.registry import ENTRY_POINT_GROUP, ENTRY_POINTS, INSTALLED, RESERVED_NAMES, changed, load, misspelt
 from verl_ext.run_config import ACTOR, FILTER, FUNCTION, RunConfig, set_in
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
@@ -91,12 +90,12 @@ def unknown_estimator(run: RunConfig) -> Iterator[Finding]:
     estimator may be registered later.
     """
     severity: Literal["error", "warning"]
-    if run.name in TAKEN and run.name in ENTRY_POINTS:
+    if run.name in RESERVED_NAMES and run.name in ENTRY_POINTS:
         severity = "error" if run.computes else "warning"
         yield Finding(
             severity,
-            f"The entry point {run.name}={ENTRY_POINTS[run.name]} is ignored, because another estimator already has "
-            f"the name {run.name}. That estimator would compute the advantages.",
+            f"The entry point {run.name}={ENTRY_POINTS[run.name].value} is ignored, because another estimator "
+            f"already has the name {run.name}. That estimator would compute the advantages.",
             "Rename the entry point in its package, or uninstall the package.",
         )
     known, word = {str(name) for name in (*registered(), *INSTALLED)}, run.name.casefold()
@@ -276,7 +275,7 @@ def without_effect(run: RunConfig) -> Iterator[Finding]:
 def single_response(run: RunConfig) -> Iterator[Finding]:
     """Report groups of one response, which is verl's default: there is no signal, or no baseline."""
     steps = () if run.chain is None else run.chain.steps
-    compared = any(step.centers or step.compares or isinstance(step, DivideByMean) for step in steps)
+    compared = any(step.centers or step.compares or step.zero_without_variance for step in steps)
     n = "actor_rollout_ref.rollout.n"
     if run.select(n) != 1:
         return
@@ -387,11 +386,11 @@ def why_not_kl_in_reward(run: RunConfig) -> str | None:
         return None
     if run.chain.per_reward:
         return f"{run.name} works on each reward separately, but verl adds the KL term to one combined reward."
-    if any(isinstance(step, DivideByMean) for step in run.chain.steps):
+    if any(step.needs_nonnegative for step in run.chain.steps):
         return f"{run.name} needs rewards of at least 0, but the KL term can make them negative."
     if run.settings.rewards.per_turn:
         return "algorithm.rewards.per_turn gives each turn a reward, but verl adds the KL term to whole responses."
-    if not any(isinstance(step, WeightedSum) for step in run.chain.steps):
+    if not any(step.adds_kl for step in run.chain.steps):
         return f"{run.name} sums the rewards without the step weighted_sum, which is the step that adds the KL term."
     return None
 
@@ -443,7 +442,7 @@ ALWAYS: tuple[Rule, ...] = (
 """The rules for every run that uses verl_ext, and for `check`."""
 READ: tuple[Rule, ...] = (
     *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, lists_of_rewards),
-    *(negative_rewards, without_effect, experimental, missing_keys, single_response, contradicted_by_verl, trial),
+    *(negative_rewards, without_effect, experimental, missing_keys, single_response, contradicted_by_verl, dry_run),
     *(rule_of_estimator, loss_of_verl, partial(of_other_rooms, every=False)),
 )
 """The rules that need the settings."""

@@ -30,7 +30,7 @@ from verl_ext.checks.scoring import IN_PROCESS, MANAGER, ROLLOUT, EndedError, Sc
 from verl_ext.core.batch import LARGEST_REWARD, SCORE
 from verl_ext.core.groups import Groups
 from verl_ext.core.row_index import RowIndex
-from verl_ext.core.rubrics import Items
+from verl_ext.core.rubrics import Criteria
 from verl_ext.errors import ConfigurationError, DataError, Finding, VerlExtError, listed
 from verl_ext.integration.advantage import compute, log_and_dump
 from verl_ext.integration.run import Run
@@ -190,7 +190,7 @@ def _wrong(columns: Mapping[str, Any], answers: Sequence[Answer], verdict: Verdi
         if settings.rewards.accuracy_between is not None:
             outside(Groups.of(labels), table)
         for key in settings.rewards.rubrics or ():
-            Items.of(key, [answer.place for answer in answers], columns[key])  # the same for a row
+            Criteria.of(key, [answer.place for answer in answers], columns[key])  # the same for a row
     except VerlExtError as error:
         yield str(error)
 

@@ -1,7 +1,7 @@
 """Presets: `+verl_ext=gdpo` adds the settings of gdpo to verl's configuration, each with its default.
 
-They are in Hydra's ConfigStore in every process that imports verl with its plugins. That of an estimator is made from
-the dataclasses of its settings, and of what its module has as `PRESET`; those for machines and trainers are files.
+They are in Hydra's ConfigStore in every process that imports verl with its plugins. The preset of an estimator is made
+from the dataclasses of its settings and from the `preset` of its `Method`. Presets for machines and trainers are files.
 """
 
 import dataclasses
@@ -55,15 +55,23 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The preset of an estimator: its settings and those of the estimators that it can build on, and its `PRESET`."""
-    from verl_ext.registry import defaults, load, sections
+    """Return the preset of an estimator: its settings, those of the methods on which it can build, and its `preset`."""
+    from verl_ext.registry import defaults, load, possible_bases, sections
     from verl_ext.settings import COMMON
 
-    declared = load(name)
-    shown = {*COMMON, name, *(declared.bases() if declared.bases else ())}
-    known = {section: defaults(kind) for section, kind in sections().items() if section in shown}
-    algorithm = {section: dataclasses.asdict(values) for section, values in known.items() if values is not None}
-    given = {item.name: item.default for item in dataclasses.fields(declared.section)}
-    if given and name not in algorithm:
-        algorithm[name] = {key: None if value is dataclasses.MISSING else value for key, value in given.items()}
-    return {"algorithm": {"adv_estimator": name, **algorithm}, PRESET_NAMES: {name: True}, **declared.preset}
+    method = load(name)
+    others = {*COMMON}
+    if method.base is not None:
+        others.update(possible_bases())
+    algorithm: dict[str, Any] = {"adv_estimator": name}
+    for section, kind in sections().items():
+        # A section that must be set cannot be listed with defaults, except for the section of the estimator itself.
+        if section == name or (section in others and defaults(kind) is not None):
+            algorithm[section] = _default_values(kind)
+    return {"algorithm": algorithm, PRESET_NAMES: {name: True}, **method.preset}
+
+
+def _default_values(kind: type[Any]) -> dict[str, Any]:
+    """Return the default of each setting, and None for a setting that must be set."""
+    values = {item.name: item.default for item in dataclasses.fields(kind)}
+    return {name: None if value is dataclasses.MISSING else value for name, value in values.items()}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from verl_ext.core.groups import TOLERANCE, Array, Groups, label_text
+from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, label_text
 from verl_ext.core.turns import Turns
-from verl_ext.errors import ConfigurationError, DataError, unknown
+from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 
 # The square of a larger reward, or its advantage in float32, would overflow.
 LARGEST_REWARD = 1e30
@@ -65,8 +66,11 @@ class Batch:
     """`K` names of the columns: the components, and `rubric[0]`, `rubric[1]`, ... for the criteria of a rubric."""
     column_keys: tuple[str, ...]
     """`K` the component of each column, for example `rubric` for `rubric[0]`."""
+    component_weights: Array
+    """One weight per component: `algorithm.rewards.weights`, or 1 each."""
     factors: Array | None
-    """`[N, K]` a factor of each value in addition to its component's weight, equal within a prompt. None: 1 each."""
+    """`[N, K]` the weight of each criterion within its rubric, and 1 for other columns; equal within a prompt. None:
+    there is no rubric."""
     conditions: Mapping[str, Condition]
     """The conditions of conditioned rewards, by key."""
     groups: Groups
@@ -107,43 +111,90 @@ class Batch:
             )
         return self.fields[name]
 
-    def weighed(self, weights: Sequence[float] | None, *, by_group: bool = False) -> Array:
-        """Return `[K]` the weight of each column.
+    def response_rewards(self) -> Array:
+        """Return `[responses, K]` the reward of each response. A per-turn reward is the return of the first turn."""
+        turns = self.turns
+        is_per_turn = np.isin(np.arange(len(self.keys)), turns.columns)
+        at_first_turn = self.returns[turns.number == 0]
+        at_last_turn = self.returns[turns.last]
+        return np.where(is_per_turn, at_first_turn, at_last_turn)
 
-        If the factors differ between prompts, return `[N, K]`, or with `by_group` `[G, K]`. `weights` has one entry per
-        component.
-        """
-        if self.factors is None:
-            return np.ones(len(self.keys)) if weights is None else np.array(weights)
-        given = dict(zip(self.components, weights or [1.0] * len(self.components), strict=True))
-        same = len(self.factors) > 0 and bool((self.factors == self.factors[0]).all())
-        factors = self.factors[self.groups.order[self.groups.starts]] if by_group else self.factors
-        return np.array([given[key] for key in self.column_keys]) * (self.factors[0] if same else factors)
-
-    def by_key(self) -> Batch:
-        """Return the batch with one column per component. A rubric becomes the weighted sum of its criteria."""
-        factors, named = self.factors, self.components
-        if factors is None:
-            return self
-
-        def summed(values: Array) -> Array:
-            unscored = self.key_sums(np.where(np.isnan(values), 0.0, 1.0)) == 0
-            return np.where(unscored, np.nan, self.key_sums(np.nan_to_num(values) * factors))
-
-        raw, rewards, returns = map(summed, (self.raw, self.rewards, self.returns))
-        return replace(self, raw=raw, rewards=rewards, returns=returns, keys=named, column_keys=named, factors=None)
-
-    def key_sums(self, values: Array) -> Array:
-        """Sum the columns of each rubric: `[N, K] -> [N, components]`."""
-        if self.factors is None:
-            return values
-        places = (np.array(self.column_keys) == key for key in self.components)
-        return np.stack([values[:, place].sum(axis=1) for place in places], axis=1)
+    def with_weights(self, weights: Sequence[float]) -> Batch:
+        """Return the batch with one weight per component, in the order of `components`."""
+        if len(weights) != len(self.components):
+            raise ConfigurationError(
+                f"There are {len(weights)} weights for the {len(self.components)} rewards {listed(self.components)}. "
+                "Set one weight per reward."
+            )
+        return replace(self, component_weights=np.array(weights, dtype=np.float64))
 
     @property
     def components(self) -> tuple[str, ...]:
         """The names of the components."""
         return tuple(dict.fromkeys(self.column_keys))
+
+    @cached_property
+    def weights(self) -> Array:
+        """The weight of each column: the component's weight times the column's `rubric_weights`.
+
+        The shape is `[K]`, or `[N, K]` if the criteria of a rubric differ between prompts. Both broadcast to `[N, K]`.
+        """
+        return self._component_weight_of_column * self.rubric_weights
+
+    @cached_property
+    def group_weights(self) -> Array:
+        """The weight of each column in each group: `[K]`, or `[G, K]` if `weights` is `[N, K]`."""
+        if self.weights.ndim == 1:
+            return self.weights
+        first_row_of_group = self.groups.order[self.groups.starts]
+        return self.weights[first_row_of_group]
+
+    @cached_property
+    def rubric_weights(self) -> Array:
+        """The weight of each criterion within its rubric, and 1 for other columns.
+
+        The shape is `[K]`, or `[N, K]` if the criteria differ between prompts.
+        """
+        factors = self.factors
+        if factors is None:
+            return np.ones(len(self.keys))
+        all_rows_equal = len(factors) > 0 and bool((factors == factors[0]).all())
+        return factors[0] if all_rows_equal else factors
+
+    @property
+    def _component_weight_of_column(self) -> Array:
+        """`[K]` the weight of each column's component."""
+        weight_of = dict(zip(self.components, self.component_weights.tolist(), strict=True))
+        return np.array([weight_of[key] for key in self.column_keys])
+
+    def by_key(self) -> Batch:
+        """Return the batch with one column per component. A rubric becomes the weighted sum of its criteria."""
+        factors = self.factors
+        if factors is None:
+            return self
+
+        def rubric_totals(values: Array) -> Array:
+            scored_columns = self.key_sums(np.where(np.isnan(values), 0.0, 1.0))
+            totals = self.key_sums(np.nan_to_num(values) * factors)
+            return np.where(scored_columns == 0, np.nan, totals)
+
+        return replace(
+            self,
+            raw=rubric_totals(self.raw),
+            rewards=rubric_totals(self.rewards),
+            returns=rubric_totals(self.returns),
+            keys=self.components,
+            column_keys=self.components,
+            factors=None,
+        )
+
+    def key_sums(self, values: Array) -> Array:
+        """Sum the columns of each rubric: `[N, K] -> [N, components]`."""
+        if self.factors is None:
+            return values
+        column_keys = np.array(self.column_keys)
+        sums = [values[:, column_keys == key].sum(axis=1) for key in self.components]
+        return np.stack(sums, axis=1)
 
     @classmethod
     def of(
@@ -167,42 +218,56 @@ class Batch:
 
         `labels` are the prompts' uids. Pass `prompts` if the rows are already grouped. With `turns`, each turn is one
         row, and the values of a response are repeated for each of its turns. `lengths`, the number of tokens in the
-        loss, and `outputs` default to 1 each.
+        loss, and `outputs` default to 1 each. Each component has weight 1; `with_weights` changes that.
         """
         size = len(labels)
         raw = _shaped("rewards", rewards, (size, len(keys))).copy()
         check_finite(raw, keys, labels)
-        matrix = raw.copy()
-        for name in {*(conditions or {}), *(needed.reward for needed in (conditions or {}).values())} - {*keys}:
-            raise ConfigurationError(f"algorithm.rewards.conditions: {unknown('reward', name, keys)}.")
-        for key, needed in (conditions or {}).items():
-            column, met = keys.index(key), needed.met(raw[:, keys.index(needed.reward)])
-            matrix[:, column] = np.where(np.isnan(raw[:, column] + met), np.nan, np.where(met > 0, raw[:, column], 0.0))
-        prompts = Groups.of(labels) if prompts is None else prompts
-        turns = Turns(np.zeros(size, dtype=np.intp)) if turns is None else turns
+        conditioned = _apply_conditions(raw, keys, conditions or {})
+        if prompts is None:
+            prompts = Groups.of(labels)
+        if turns is None:
+            turns = Turns(np.zeros(size, dtype=np.intp))
         groups = prompts
         if not turns.last.all():
             groups = Groups.of(zip(prompts.ids.tolist(), turns.number.tolist(), strict=True))
-        returns = turns.returns(matrix)
-        for values in (raw, matrix, returns):
+        returns = turns.returns(conditioned)
+        for values in (raw, conditioned, returns):
             values.setflags(write=False)
+        column_keys = tuple(column_keys or keys)
         return cls(
             raw=raw,
-            rewards=matrix,
+            rewards=conditioned,
             returns=returns,
             keys=tuple(keys),
-            column_keys=tuple(column_keys or keys),
-            factors=None if factors is None else _shaped("factors", factors, matrix.shape),
+            column_keys=column_keys,
+            component_weights=np.ones(len(dict.fromkeys(column_keys))),
+            factors=None if factors is None else _shaped("factors", factors, conditioned.shape),
             conditions=conditions or {},
             groups=groups,
             prompts=prompts,
             turns=turns,
-            accuracy=None if accuracy is None else _within("accuracy", accuracy, size, 1.0, nan=True),
-            kl_reward=None if kl_reward is None else _kl_reward(kl_reward, matrix, labels),
-            outputs=_within("outputs", np.ones(size) if outputs is None else outputs, size, LARGEST_COUNT),
-            lengths=_within("lengths", np.ones(size) if lengths is None else lengths, size, LARGEST_COUNT),
+            accuracy=None if accuracy is None else _unit_or_nan("accuracy", accuracy, size),
+            kl_reward=None if kl_reward is None else _kl_reward(kl_reward, conditioned, labels),
+            outputs=np.ones(size) if outputs is None else _counts("outputs", outputs, size),
+            lengths=np.ones(size) if lengths is None else _counts("lengths", lengths, size),
             fields=fields or {},
         )
+
+
+def _apply_conditions(raw: Array, keys: Sequence[str], conditions: Mapping[str, Condition]) -> Array:
+    """Return a copy of the rewards `[N, K]` in which a reward is 0 where its condition is not met."""
+    named = {*conditions, *(condition.reward for condition in conditions.values())}
+    for name in named - {*keys}:
+        raise ConfigurationError(f"algorithm.rewards.conditions: {unknown('reward', name, keys)}.")
+    conditioned: Array = raw.copy()
+    for key, condition in conditions.items():
+        easy = raw[:, keys.index(key)]
+        met = condition.met(raw[:, keys.index(condition.reward)])
+        is_scored = ~np.isnan(easy) & ~np.isnan(met)
+        kept = np.where(met > 0, easy, 0.0)
+        conditioned[:, keys.index(key)] = np.where(is_scored, kept, np.nan)
+    return conditioned
 
 
 def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable]) -> None:
@@ -210,11 +275,13 @@ def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable])
     broken = np.abs(matrix) > LARGEST_REWARD
     if broken.any():
         row, column = np.argwhere(broken)[0]
+        count = int(broken.sum())
+        label = labels[row]
         raise DataError(
-            f"The reward {keys[column]!r} of {label_text(labels[row])} is {matrix[row, column]} (row {row}, "
-            f"{int(broken.sum())} such values in total). Return a finite reward with an absolute value of at most "
+            f"The reward {keys[column]!r} of {label_text(label)} is {matrix[row, column]} (row {row}, "
+            f"{count} such values in total). Return a finite reward with an absolute value of at most "
             f"{LARGEST_REWARD:g}, or NaN for a response that is not scored.",
-            label=labels[row],
+            label=label,
         )
 
 
@@ -229,7 +296,8 @@ def unit_accuracy(values: Array, labels: Sequence[Hashable], *, key: str, thresh
         margin = TOLERANCE * max(1.0, abs(threshold))  # float32 may put a score just above the threshold it equals
         return np.where(np.isnan(values), np.nan, values > threshold + margin)
     scored = values[~np.isnan(values)]
-    if ((scored < -1e-6) | (scored > 1 + 1e-6)).any():
+    outside = (scored < -TOLERANCE) | (scored > 1 + TOLERANCE)
+    if outside.any():
         raise ConfigurationError(
             f"The accuracy must lie in [0, 1], but reward {key!r} ranges over [{scored.min():g}, {scored.max():g}]. "
             "Set algorithm.rewards.accuracy_key to another component, or set algorithm.rewards.accuracy_threshold=t to "
@@ -241,7 +309,9 @@ def unit_accuracy(values: Array, labels: Sequence[Hashable], *, key: str, thresh
 def _kl_reward(values: Counts, rewards: Array, labels: Sequence[Hashable]) -> Array:
     """Return `[N]` the KL term of the reward, finite in every row that has a scored reward."""
     kl_reward = _shaped("kl_reward", values, (len(rewards),))
-    broken = np.flatnonzero(~(np.abs(kl_reward) <= LARGEST_REWARD) & ~np.isnan(rewards).all(axis=1))
+    is_valid = np.abs(kl_reward) <= LARGEST_REWARD  # False for NaN
+    has_scored_reward = ~np.isnan(rewards).all(axis=1)
+    broken = np.flatnonzero(~is_valid & has_scored_reward)
     if len(broken):
         row = int(broken[0])
         raise DataError(
@@ -253,15 +323,23 @@ def _kl_reward(values: Counts, rewards: Array, labels: Sequence[Hashable]) -> Ar
     return kl_reward
 
 
-def _within(name: str, values: Counts, size: int, high: float, *, nan: bool = False) -> Array:
-    """Return `[N]` numbers in [0, high], or raise."""
+def _counts(name: str, values: Counts, size: int) -> Array:
+    """Return `[N]` numbers in [0, LARGEST_COUNT], or raise."""
     column = _shaped(name, values, (size,))
-    valid = (column >= 0) & (column <= high)
-    if nan:
-        valid |= np.isnan(column)
+    _require_valid(name, column, (column >= 0) & (column <= LARGEST_COUNT), LARGEST_COUNT)
+    return column
+
+
+def _unit_or_nan(name: str, values: Counts, size: int) -> Array:
+    """Return `[N]` numbers in [0, 1] or NaN, or raise."""
+    column = _shaped(name, values, (size,))
+    _require_valid(name, column, ((column >= 0) & (column <= 1)) | np.isnan(column), 1.0)
+    return column
+
+
+def _require_valid(name: str, column: Array, valid: Bools, high: float) -> None:
     if not valid.all():
         raise DataError(f"{name} must lie in [0, {high:g}], found {column[~valid][0]:g}. Pass values in this range.")
-    return column
 
 
 def _shaped(name: str, values: Any, shape: tuple[int, ...]) -> Array:

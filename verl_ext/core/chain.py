@@ -1,23 +1,21 @@
 """Steps, `(values, batch, state) -> (values, state, metrics)`, and chains, which apply steps in order."""
 
+from __future__ import annotations
+
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.groups import Array
+from verl_ext.core.groups import Array, Groups
 from verl_ext.core.metrics import Metrics
 from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
-Order = Mapping[str, str]
-"""Names of other steps, each with the reason why it must, or must not, come before a step.
-
-An error quotes the reason after "because"."""
-COMPARED = "center, or another step that compares the responses to a prompt"
-"""In `after` and `not_after` of a step: any step that centers or compares."""
 State = Mapping[str, Any]
 """State of a chain: the state of each stateful step, by step name."""
 
@@ -30,6 +28,19 @@ class StepResult:
     state: Any = None
     metrics: Metrics = field(default_factory=dict)
     """By short name. The logs prefix it with the name of the estimator."""
+
+
+_ORDER = (
+    "A list of steps is measured on synthetic batches instead, and the attributes `before_sum`, `after_center` and "
+    "`before_center` declare its place."
+)
+_REMOVED = {
+    "weights": "Remove it, and read the weights of the rewards from `batch.weights`.",
+    "after": f"Remove it. {_ORDER}",
+    "not_after": f"Remove it. {_ORDER}",
+    "undoes": f"Remove it. {_ORDER}",
+}
+"""Attributes that steps do not have, each with what to do about a class that defines it."""
 
 
 @dataclass(frozen=True)
@@ -51,30 +62,54 @@ class Step:
 
     name: ClassVar[str]
     """The name of the step in a list of steps."""
+
+    # What the step does. Other parts of the package read these attributes; no list of step names exists elsewhere.
+    centers: ClassVar[bool] = False
+    """Whether each group has mean 0 after the step. If True, the chain sets zero-variance groups to exactly 0."""
     compares: ClassVar[bool] = False
     """Whether the step compares each value with the rest of its group. If True, the chain sets zero-variance groups to
     exactly 0, and `rollout.n=1` is rejected."""
-    centers: ClassVar[bool] = False
-    """Whether each group has mean 0 after the step. If True, the ordering rules treat the step like `center`."""
+    zero_without_variance: ClassVar[bool] = False
+    """Whether groups with zero variance are exactly 0 after the step, although it neither centers nor compares. If
+    True, `rollout.n=1` is rejected."""
+    sums: ClassVar[bool] = False
+    """Whether the step combines all rewards of a response into one value. A list has exactly one such step."""
+    adds_kl: ClassVar[bool] = False
+    """Whether the step adds the KL term of the reward, `batch.kl_reward`, to the sum."""
     divides_by_std: ClassVar[bool] = False
     """Whether the step divides by a standard deviation of the rewards, in the group or in the batch. If True, verl's
     `norm_adv_by_std_in_grpo=False` is rejected. Whitening after the sum does not count."""
-    sums: ClassVar[bool] = False
-    """Whether the step combines all rewards into one value. The ordering rules then treat it like `weighted_sum`."""
-    not_with_rubrics: ClassVar[str] = ""
-    """Why the step cannot come before the sum if a reward is a rubric, which has one column per criterion. An error
-    quotes the reason after "because"."""
+    reads_one_group: ClassVar[bool] = False
+    """Whether the result for a group depends only on the rewards of this group. The group filter `any_reward` applies
+    such steps to groups one by one."""
+    rescales_batch: ClassVar[bool] = False
+    """Whether the step multiplies all values of a reward in the batch by the same positive number."""
+
+    # What the step needs.
     needs_accuracy: ClassVar[bool] = False
     """Whether the step reads `batch.accuracy`."""
     needs_fields: ClassVar[tuple[str, ...]] = ()
     """The fields of verl's batch that the step reads with `batch.field(name)`. Other fields are not fetched."""
-    after: ClassVar[Order] = {}
-    """Steps that must come before this step, each with the reason."""
-    not_after: ClassVar[Order] = {}
-    """Steps that must not come before this step, each with the reason."""
-    undoes: ClassVar[Order] = {}
-    """Steps, or boolean settings of steps, whose effect this step cancels, each with the reason. It is an error if such
-    a step comes before this step without a sum in between."""
+    needs_nonnegative: ClassVar[bool] = False
+    """Whether the step needs values of at least 0."""
+    needs_centered: ClassVar[bool] = False
+    """Whether the values that the step gets must have mean 0 in each group. Tested on synthetic batches at start-up."""
+    before_sum: ClassVar[bool] = False
+    """Whether the step needs the separate rewards of a response, so that it must come before the sum."""
+    after_center: ClassVar[bool] = False
+    """Whether the step needs values relative to their group: a step that centers or compares must come first."""
+    before_center: ClassVar[bool] = False
+    """Whether the values that the step returns must be compared, so that a step that centers must come later."""
+    not_with_rubrics: ClassVar[str] = ""
+    """Why the step cannot come before the sum if a reward is a rubric, which has one column per criterion. An error
+    quotes the reason after "because"."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        names = {*vars(cls), *vars(cls).get("__annotations__", ())}
+        for name, remedy in _REMOVED.items():
+            if name in names:
+                raise ConfigurationError(f"The step {cls.__qualname__} defines {name!r}, which has no effect. {remedy}")
 
     def apply(self, values: Array, batch: Batch) -> Array:
         """Return new values `[N, K]`. NaN means "not scored" and must stay NaN."""
@@ -86,9 +121,18 @@ class Step:
         """Return new values, the new state and metrics."""
         return StepResult(self.apply(values, batch))
 
-    def parts(self, values: Array, batch: Batch) -> Array | None:
+    def contributions(self, values: Array, batch: Batch) -> Array | None:
         """Return `[N, K]` the contribution of each reward to the sum, or None if the step has no such contributions."""
         return None
+
+    def for_rewards(self, count: int) -> Step:
+        """Return the step for `count` rewards in [0, 1]. A step with one setting per reward overrides this method."""
+        return self
+
+    @property
+    def min_reward(self) -> float:
+        """The number that no reward may fall below. A step with such a limit overrides this property."""
+        return -math.inf
 
     def init(self) -> Any:
         """Return the state before the first batch, as data that JSON restores unchanged, or None without a state."""
@@ -122,13 +166,15 @@ class Chain:
     """
 
     steps: tuple[Step, ...]
+    weights: tuple[float, ...] | None = None
+    """`algorithm.rewards.weights`, which the chain puts into each batch. None: the weights of the batch, 1 each."""
 
     def __post_init__(self) -> None:
-        stateful = [step.name for step in self.steps if step.init() is not None]
-        if len(stateful) != len(set(stateful)):
-            twice = sorted({name for name in stateful if stateful.count(name) > 1})
+        stateful = Counter(step.name for step in self.steps if step.init() is not None)
+        repeated = [name for name, count in stateful.items() if count > 1]
+        if repeated:
             raise ConfigurationError(
-                f"A step with a state may occur only once in a chain, but {listed(twice)} occurs more than once. "
+                f"A step with a state may occur only once in a chain, but {listed(repeated)} occurs more than once. "
                 "Remove all but one of them."
             )
 
@@ -153,8 +199,9 @@ class Chain:
         return bool(self.init())
 
     def init(self) -> State:
-        """State before the first batch."""
-        return {step.name: state for step in self.steps if (state := step.init()) is not None}
+        """Return the state before the first batch, by the names of the steps that have one."""
+        states = {step.name: step.init() for step in self.steps}
+        return {name: state for name, state in states.items() if state is not None}
 
     def check_state(self, state: State) -> None:
         """Raise `CheckpointError` if the steps cannot continue from a saved state."""
@@ -162,7 +209,8 @@ class Chain:
             raise CheckpointError(
                 f"The saved state must map steps to states, found {state!r:.200}. Resume from another checkpoint."
             )
-        if foreign := state.keys() - self.init().keys():
+        foreign = state.keys() - self.init().keys()
+        if foreign:
             raise CheckpointError(
                 f"The saved state of {listed(foreign)} belongs to another estimator. Resume with the estimator that "
                 "saved the state."
@@ -173,42 +221,62 @@ class Chain:
 
     def __call__(self, batch: Batch, state: State | None = None) -> Result:
         """Compute the advantages of one batch. `state` is not modified."""
-        old = {**self.init(), **(state or {})}
-        new: dict[str, Any] = {}
+        if self.weights is not None:
+            batch = batch.with_weights(self.weights)
+        old_states = {**self.init(), **(state or {})}
+        new_states: dict[str, Any] = {}
         metrics: Metrics = {}
-        summed, values = None, batch.returns
+        summed = None
+        values = batch.returns
         for step in self.steps:
-            if step.not_with_rubrics and batch.factors is not None and values.shape[1] > 1:
-                rubrics = {key for key, name in zip(batch.column_keys, batch.keys, strict=True) if key != name}
-                raise ConfigurationError(
-                    f"The step {step.name!r} does not support rubrics, because {step.not_with_rubrics}. Use an "
-                    f"estimator without this step, or remove {listed(rubrics)} from algorithm.rewards.keys and "
-                    "algorithm.rewards.rubrics."
-                )
-            found = step.transform(values, batch, old.get(step.name))
-            after, shape = found.values, (len(values), 1 if step.sums else values.shape[1])
-            if not isinstance(after, np.ndarray) or after.shape != shape:
-                raise ConfigurationError(
-                    f"The step {step.name!r} returns {type(after).__name__} {getattr(after, 'shape', '')}, expected an "
-                    f"array of shape {shape}. Return one value for each value that the step gets."
-                )
-            # A later division would amplify the rounding noise of a zero-variance group.
-            if step.centers or step.compares:
-                varies = batch.groups.broadcast(batch.groups.varies(values))
-                after = np.where(varies | np.isnan(after), after, 0.0)
-            if step.sums and (parts := step.parts(values, batch)) is not None:
-                summed = parts, after[:, 0]
-            values = after
-            metrics |= found.metrics
-            if found.state is not None:
-                new[step.name] = found.state
+            result = apply_step(step, values, batch, old_states.get(step.name))
+            if step.sums:
+                contributions = step.contributions(values, batch)
+                if contributions is not None:
+                    summed = (contributions, result.values[:, 0])
+            values = result.values
+            metrics |= result.metrics
+            if result.state is not None:
+                new_states[step.name] = result.state
         if values.shape[1] != 1 or not self.steps:
             raise ConfigurationError(
                 f"A chain must end with one value per trajectory, but the steps {[step.name for step in self.steps]} "
                 f"return {values.shape[1]}. Add weighted_sum, or another step that sums the rewards."
             )
-        advantages = values[:, 0]
-        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, summed)
+        advantages = np.where(np.isnan(values), 0.0, values)[:, 0]
+        return Result(advantages, new_states, metrics, summed)
+
+
+def apply_step(step: Step, values: Array, batch: Batch, state: Any) -> StepResult:
+    """Apply one step of a chain. Raise if the step does not fit the batch or returns a wrong shape."""
+    rows, columns = values.shape
+    if step.not_with_rubrics and batch.factors is not None and columns > 1:
+        rubrics = {key for key, name in zip(batch.column_keys, batch.keys, strict=True) if key != name}
+        raise ConfigurationError(
+            f"The step {step.name!r} does not support rubrics, because {step.not_with_rubrics}. Use an "
+            f"estimator without this step, or remove {listed(rubrics)} from algorithm.rewards.keys and "
+            "algorithm.rewards.rubrics."
+        )
+    result = step.transform(values, batch, state)
+    expected_shape = (rows, 1 if step.sums else columns)
+    if not isinstance(result.values, np.ndarray) or result.values.shape != expected_shape:
+        raise ConfigurationError(
+            f"The step {step.name!r} returns {type(result.values).__name__} {getattr(result.values, 'shape', '')}, "
+            f"expected an array of shape {expected_shape}. Return one value for each value that the step gets."
+        )
+    if step.centers or step.compares:
+        return replace(result, values=_zero_where_constant(values, result.values, batch.groups))
+    return result
+
+
+def _zero_where_constant(before: Array, after: Array, groups: Groups) -> Array:
+    """Return the values after a step, with exactly 0 in groups that had zero variance before the step.
+
+    A later division would otherwise amplify the rounding noise of such a group.
+    """
+    varies = groups.broadcast(groups.varies(before))
+    is_kept = varies | np.isnan(after)
+    return np.where(is_kept, after, 0.0)
 
 
 def plain_state(state: State) -> dict[str, Any]:

@@ -10,47 +10,50 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import COMPARED, Order, Step, StepResult
+from verl_ext.core.chain import Step, StepResult
 from verl_ext.core.groups import Array, divide
-from verl_ext.core.metrics import metric_name
 from verl_ext.core.schema import bounded
-from verl_ext.core.steps import _GROUP_FACTORS
-
-_OF_EACH: Order = {"weighted_sum": "it needs the separate rewards of a response"}
+from verl_ext.core.steps import weight_metrics
 
 
 @dataclass(frozen=True)
 class WeightByDensity(Step):
     """Give rewards that vary in few groups more weight: `w_k x_k`, `w_k = min(5, sqrt(max_l p_l / p_k))` (DARA).
 
-    `p_k` is the fraction of groups in which reward k has nonzero variance. `of=positive` weights only values above 0,
-    so that the mean of a group is no longer 0. The metric `weight/<reward>` is w_k. The weight of
+    `p_k` is the fraction of groups in which reward k has nonzero variance. `variant=positive` weights only values
+    above 0, so that the mean of a group is no longer 0. The metric `weight/<reward>` is w_k. The weight of
     `algorithm.rewards.weights` multiplies w_k and does not affect p_k.
 
     Edge cases: `w_k = 1` for a reward with zero variance in every group. A group of one response has zero variance.
 
     >>> batch = Batch.of([[1.0, 1.0], [-1.0, -1.0], [1.0, 0.0], [-1.0, 0.0]], list("ggHH"), keys=("correct", "format"))
-    >>> found = WeightByDensity(of="positive").transform(batch.returns, batch, None)
+    >>> found = WeightByDensity(variant="positive").transform(batch.returns, batch, None)
     >>> found.values.round(3).tolist(), {name: round(w, 3) for name, w in found.metrics.items()}
     ([[1.0, 1.414], [-1.0, -1.0], [1.0, 0.0], [-1.0, 0.0]], {'weight/correct': 1.0, 'weight/format': 1.414})
     """
 
     name: ClassVar[str] = "weight_by_density"
+    before_sum: ClassVar[bool] = True
+    after_center: ClassVar[bool] = True
     not_with_rubrics: ClassVar[str] = (
         "it would compute one weight for criteria of different prompts that share a place in the list"
     )
-    after: ClassVar[Order] = {COMPARED: "the signs of the rewards have a meaning only relative to the group"}
-    not_after: ClassVar[Order] = _OF_EACH
-    of: Literal["both", "positive"] = "both"
-    """Values to weight: `both` weights all values, `positive` only values above 0."""
+    variant: Literal["symmetric", "positive"] = "symmetric"
+    """Values to weight: `symmetric` weights all values, `positive` only values above 0."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        varying = batch.groups.varies(values).sum(axis=0)
-        ratio = np.divide(varying.max(), varying, out=np.ones(len(varying)), where=varying > 0)
+        groups_that_vary = batch.groups.varies(values).sum(axis=0)  # [K]
+        ratio = np.divide(
+            groups_that_vary.max(),
+            groups_that_vary,
+            out=np.ones(len(groups_that_vary)),
+            where=groups_that_vary > 0,
+        )
         weights = np.minimum(5.0, np.sqrt(ratio))
-        metrics = {f"weight/{metric_name(key)}": float(w) for key, w in zip(batch.keys, weights, strict=True)}
-        weighed = (values > 0) | (self.of == "both")
-        return StepResult(np.where(weighed, values * weights, values), metrics=metrics)
+        weighted = values * weights
+        if self.variant == "positive":
+            weighted = np.where(values > 0, weighted, values)
+        return StepResult(weighted, metrics=weight_metrics(batch.keys, weights))
 
 
 @dataclass(frozen=True)
@@ -63,20 +66,20 @@ class ScaleByCommonStd(Step):
     the divisor is at most 1e-8.
 
     >>> batch = Batch.of([[3.0, 1.0], [-3.0, 1.0], [0.0, -2.0], [0.0, 0.0]], list("gggg"), keys=("correct", "format"))
-    >>> ScaleByCommonStd(weights=(1.0, 0.5)).apply(batch.returns, batch).round(3).tolist()
+    >>> ScaleByCommonStd().apply(batch.returns, batch.with_weights([1.0, 0.5])).round(3).tolist()
     [[1.097, 0.366], [-1.097, 0.366], [0.0, -0.732], [0.0, 0.0]]
     """
 
     name: ClassVar[str] = "scale_by_common_std"
     divides_by_std: ClassVar[bool] = True
-    after: ClassVar[Order] = {"center": "it divides values that are centered in their group"}
-    not_after: ClassVar[Order] = {**_GROUP_FACTORS, **_OF_EACH}
-    undoes: ClassVar[Order] = {"leave_one_out": "a division within the group cancels the factor n / (n - 1)"}
-    weights: tuple[float, ...] | None = None
+    before_sum: ClassVar[bool] = True
+    needs_centered: ClassVar[bool] = True
+    reads_one_group: ClassVar[bool] = True
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        variance = np.nan_to_num(batch.groups.mean(np.square(values)))
-        divisor = (np.sqrt(variance) * np.abs(batch.weighed(self.weights, by_group=True))).sum(axis=1)
+        variance = np.nan_to_num(batch.groups.mean(np.square(values)))  # [G, K]
+        weighted_std = np.sqrt(variance) * np.abs(batch.group_weights)
+        divisor = weighted_std.sum(axis=1)
         scale: Array = np.divide(1.0, divisor, out=np.zeros(divisor.shape), where=divisor > 1e-8)
         return values * batch.groups.broadcast(scale)[:, None]
 
@@ -98,17 +101,21 @@ class ScaleByCorrelation(Step):
 
     name: ClassVar[str] = "scale_by_correlation"
     divides_by_std: ClassVar[bool] = True
-    after: ClassVar[Order] = {"center": "it correlates values that are centered in their group"}
-    not_after: ClassVar[Order] = _OF_EACH
-    weights: tuple[float, ...] | None = None
+    before_sum: ClassVar[bool] = True
+    needs_centered: ClassVar[bool] = True
+    reads_one_group: ClassVar[bool] = True
     epsilon: float = bounded(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        groups, signs = batch.groups, np.sign(batch.weighed(self.weights))
-        units = divide(values, groups.broadcast(np.sqrt(groups.sum(np.square(values)))))
-        total = (np.nan_to_num(units) * signs).sum(axis=1)
-        correlations = groups.sum(np.square(total))  # the square of the sum has all pairs
-        scaled: Array = values / groups.broadcast(np.sqrt(correlations + self.epsilon))[:, None]
+        groups = batch.groups
+        # In each group, a column of `units` has length 1, so that the product of two columns is their correlation.
+        length = np.sqrt(groups.sum(np.square(values)))
+        units = divide(values, groups.broadcast(length))
+        signed_units = np.nan_to_num(units) * np.sign(batch.weights)
+        # The square of the sum over rewards has the products of all pairs.
+        summed_correlations = groups.sum(np.square(signed_units.sum(axis=1)))
+        divisor = np.sqrt(summed_correlations + self.epsilon)
+        scaled: Array = values / groups.broadcast(divisor)[:, None]
         return scaled
 
 
@@ -131,14 +138,19 @@ class SoftMin(Step):
 
     name: ClassVar[str] = "soft_min"
     sums: ClassVar[bool] = True
+    reads_one_group: ClassVar[bool] = True
     k: float = bounded(1.0, above=0.0)
     """Sharpness of the soft minimum: the minimum of the rewards for large values, their mean for small values."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        factors = np.broadcast_to(batch.weighed(None), values.shape)
-        values = np.where(factors == 0, np.nan, values * np.sign(factors))
-        weights = np.where(np.isnan(values), 0.0, np.abs(factors))
-        least = np.fmin.reduce(values, axis=1, keepdims=True)
-        lower = np.nansum(weights * np.expm1(-self.k * (values - least)), axis=1, keepdims=True)
-        soft: Array = least - np.log1p(divide(lower, weights.sum(axis=1, keepdims=True))) / self.k
-        return soft
+        rubric_weights = np.broadcast_to(batch.rubric_weights, values.shape)
+        values = np.where(rubric_weights == 0, np.nan, values * np.sign(rubric_weights))
+        weights = np.where(np.isnan(values), 0.0, np.abs(rubric_weights))
+        minimum = np.fmin.reduce(values, axis=1, keepdims=True)
+        # mean_j exp(-k x_j) = exp(-k minimum) (1 + mean_j (exp(-k (x_j - minimum)) - 1)). With expm1 and log1p the
+        # result keeps its digits for a small k, where exp(-k x_j) is close to 1.
+        decrease = np.expm1(-self.k * (values - minimum))
+        summed_decrease = np.nansum(weights * decrease, axis=1, keepdims=True)
+        mean_decrease = divide(summed_decrease, weights.sum(axis=1, keepdims=True))
+        soft_minimum: Array = minimum - np.log1p(mean_decrease) / self.k
+        return soft_minimum

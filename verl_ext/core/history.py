@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import LARGEST_COUNT, Batch
-from verl_ext.core.chain import COMPARED, Order, Step, StepResult
+from verl_ext.core.chain import Step, StepResult
 from verl_ext.core.groups import Array
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.schema import LARGEST_WEIGHT, bounded
@@ -47,11 +47,8 @@ class WeightByHistory(Anchor, Step):
     """
 
     name: ClassVar[str] = "weight_by_history"
+    after_center: ClassVar[bool] = True
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = {
-        "weighted_sum": "it uses the sign of the summed rewards",
-        COMPARED: "it uses the sign of the values relative to their group",
-    }
 
     def init(self) -> dict[str, Any]:
         """Return the state before the first batch."""
@@ -74,54 +71,69 @@ class WeightByHistory(Anchor, Step):
         """Reweight with the anchor, then move the anchor."""
         self.check_state(state)
         accuracy = batch.accuracy_for(self.name)
-        scored = accuracy[~np.isnan(accuracy)]
-        if not len(scored):
+        scored_accuracy = accuracy[~np.isnan(accuracy)]
+        if not len(scored_accuracy):
             return StepResult(values, state)
-        y = float(scored.mean())
-        center, new, eta_t = self._move(state, y)
-        gap = batch.prompts.broadcast(batch.prompts.mean(accuracy) - center)
-        # D M = -sgn(x) (p_g - C)
-        phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(-np.sign(single(values)) * gap))[:, None]
+        batch_accuracy = float(scored_accuracy.mean())
+        capability, new_state, step_size = self._move(state, batch_accuracy)
+        # p_g - C for each row; D M of the paper is -sgn(x) (p_g - C)
+        gap = batch.prompts.broadcast(batch.prompts.mean(accuracy) - capability)
+        exponent = -np.sign(single(values)) * gap
+        phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(exponent))
         if self.anchor == "soft" and state["value"] is None:
             phi = np.ones_like(phi)
+        phi = phi[:, None]
         metrics: Metrics = {
-            "capability_prior": center,
-            "capability_posterior": float(new["value"]),
-            "batch_accuracy": y,
-            "eta_t": eta_t,
-            "updates": float(new["updates"]),
+            "capability_prior": capability,
+            "capability_posterior": float(new_state["value"]),
+            "batch_accuracy": batch_accuracy,
+            "eta_t": step_size,
+            "updates": float(new_state["updates"]),
         }
-        used = phi[~np.isnan(values) & (values != 0)]
-        if used.size:
-            metrics |= {"reweighting_mean": float(used.mean()), "reweighting_std": float(used.std())}
-        return StepResult(values * phi, new, metrics)
+        is_reweighted = ~np.isnan(values) & (values != 0)
+        if is_reweighted.any():
+            metrics["reweighting_mean"] = float(phi[is_reweighted].mean())
+            metrics["reweighting_std"] = float(phi[is_reweighted].std())
+        return StepResult(values * phi, new_state, metrics)
 
-    def _move(self, old: dict[str, Any], y: float) -> tuple[float, dict[str, Any], float]:
-        """Return the anchor for this batch, the new state, and the step size (0 unless the anchor is `soft`)."""
-        past, eta_t = old["window"], 0.0
+    def _move(self, state: dict[str, Any], batch_accuracy: float) -> tuple[float, dict[str, Any], float]:
+        """Return the capability for this batch, the new state, and the step size (0 unless the anchor is `soft`)."""
+        past = state["window"]
+        step_size = 0.0
         if self.anchor == "fixed":
-            center = value = self.fixed_anchor
+            capability = next_capability = self.fixed_anchor
             window = []
         elif self.anchor == "window":
-            window = [*past, y][-self.history_window :]
-            center = value = float(np.mean(window))
+            window = [*past, batch_accuracy][-self.history_window :]
+            capability = next_capability = float(np.mean(window))
         else:
-            # A run may resume with a shorter window than it was saved with.
-            recent = past[-self.history_window :]
-            sigma = float(np.std(recent)) if len(recent) > 1 else 1.0
-            eta_t = 1.0 if old["value"] is None else min(self.eta_min + self.eta * sigma, 1.0)
-            center = y if old["value"] is None else old["value"]
-            value = (1 - eta_t) * center + eta_t * y
-            window = [*past, value][-self.history_window :]
-        return center, {"anchor": self.anchor, "value": value, "window": window, "updates": old["updates"] + 1}, eta_t
+            is_first_batch = state["value"] is None
+            capability = batch_accuracy if is_first_batch else state["value"]
+            step_size = 1.0 if is_first_batch else self._soft_step_size(past)
+            next_capability = (1 - step_size) * capability + step_size * batch_accuracy
+            window = [*past, next_capability][-self.history_window :]
+        updates = state["updates"] + 1
+        new_state = {"anchor": self.anchor, "value": next_capability, "window": window, "updates": updates}
+        return capability, new_state, step_size
+
+    def _soft_step_size(self, past: list[float]) -> float:
+        """Return the fraction by which the `soft` anchor moves toward the accuracy of the batch."""
+        recent = past[-self.history_window :]  # a run may resume with a shorter window than it was saved with
+        sigma = float(np.std(recent)) if len(recent) > 1 else 1.0
+        return min(self.eta_min + self.eta * sigma, 1.0)
 
 
 def _is_sound(state: Any) -> bool:
     """Return whether a saved state has the entries that `init` describes, each within its range."""
-    match state:
-        case {"anchor": anchor, "value": value, "window": [*window], "updates": int(updates)} if len(state) == 4:
-            shares = window if value is None else [*window, value]
-            in_range = all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares)
-            has_value = anchor == "fixed" or bool(window)
-            return in_range and len(window) <= updates <= LARGEST_COUNT and (value is not None) == has_value
-    return False
+    if not isinstance(state, dict) or state.keys() != {"anchor", "value", "window", "updates"}:
+        return False
+    value, window, updates = state["value"], state["window"], state["updates"]
+    if not isinstance(window, list) or not isinstance(updates, int):
+        return False
+    capabilities = window if value is None else [*window, value]
+    for capability in capabilities:
+        if not isinstance(capability, int | float) or not 0 <= capability <= 1:
+            return False
+    must_have_value = state["anchor"] == "fixed" or len(window) > 0
+    has_value = value is not None
+    return len(window) <= updates <= LARGEST_COUNT and has_value == must_have_value

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import COMPARED, Order, Step, StepResult
+from verl_ext.core.cancelling import zero_constant_groups
+from verl_ext.core.chain import Step, StepResult
 from verl_ext.core.groups import TOLERANCE, Array, divide
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.schema import bounded
-from verl_ext.core.steps import single, without_rounding
+from verl_ext.core.steps import single
 from verl_ext.core.turns import Turns
 
 
@@ -35,24 +36,25 @@ class LengthPenalty(Step):
     """
 
     name: ClassVar[str] = "length_penalty"
+    before_center: ClassVar[bool] = True
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = {"weighted_sum": "the penalty is subtracted from the sum"}
-    not_after: ClassVar[Order] = {COMPARED: "penalized values must be compared afterwards"}
     weight: float = bounded(dataclasses.MISSING, above=0.0)
     """Penalty of the longest correct response to a prompt."""
     above: float = bounded(0.5, low=0.0, high=1.0)
     """Accuracy above which a response counts as correct."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        turns, prompts = batch.turns, batch.prompts
-        tokens = np.bincount(turns.response, batch.lengths)[turns.response]
-        correct = batch.accuracy_for(self.name) > self.above + TOLERANCE
-        length = np.where(correct & (tokens > 0) & ~np.isnan(single(values)), tokens, np.nan)
+        prompts = batch.prompts
+        tokens_of_response = np.bincount(batch.turns.response, batch.lengths)
+        tokens = tokens_of_response[batch.turns.response]  # [N], equal for the turns of a response
+        is_correct = batch.accuracy_for(self.name) > self.above + TOLERANCE  # False before the last turn
+        is_compared = is_correct & (tokens > 0) & ~np.isnan(single(values))
+        length = np.where(is_compared, tokens, np.nan)
         shortest = np.fmin.reduceat(length[prompts.order], prompts.starts)
         longest = np.fmax.reduceat(length[prompts.order], prompts.starts)
         excess = divide(length - prompts.broadcast(shortest), prompts.broadcast(longest - shortest))
         penalty = -self.weight * np.nan_to_num(excess)
-        return values + Turns(turns.number, (0,), turns.discount).returns(penalty[:, None])
+        return values + Turns(batch.turns.number, (0,), batch.turns.discount).returns(penalty[:, None])
 
 
 @dataclass(frozen=True)
@@ -63,35 +65,33 @@ class Whiten(Step):
     1 / T. With `over="token"` every trajectory or turn counts once per token, and the divisor is `sqrt(var + 1e-8)`, as
     in verl's `masked_whiten`.
 
-    With `over="sequence"` the mean is not subtracted if every group is centered (see `without_rounding`): the mean is
-    then 0 up to rounding, and zero-variance groups stay 0. With per-turn rewards the mean is never subtracted, because
-    it would depend on the decision to stop. With `over="token"` the mean is always subtracted, as in verl.
+    With `over="sequence"` the mean is not subtracted if every group is centered (see `zero_constant_groups`): the mean
+    is then 0 up to rounding, and zero-variance groups stay 0. With per-turn rewards the mean is never subtracted,
+    because it would depend on the decision to stop. With `over="token"` the mean is always subtracted, as in verl.
     """
 
     name: ClassVar[str] = "whiten"
-    not_after: ClassVar[Order] = {
-        "balance": "dividing by the batch's standard deviation cancels the factor of balance",
-    }
-    undoes: ClassVar[Order] = {
-        "divide_by_batch_std": "whitening divides by the batch's standard deviation again",
-    }
     over: Literal["sequence", "token"] = "sequence"
     """Unit over which whitening averages: `sequence` (each response counts once) or `token`."""
     epsilon: float = bounded(1e-6, above=0.0, only_with={"over": ("sequence",)})
     """Constant added to the divisor with `over=sequence`."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        values, centered = without_rounding(values, batch)
+        values, all_centered = zero_constant_groups(values, batch.groups)
         column = single(values)
-        scored = ~np.isnan(column)
-        x = column[scored]
-        weights = (batch.lengths if self.over == "token" else batch.turns.response_weights(scored))[scored]
-        total = float(weights.sum().round(6))  # thirds add up to a whole number only up to rounding
-        if not total:
+        is_scored = ~np.isnan(column)
+        weights = batch.lengths if self.over == "token" else batch.turns.response_weights(is_scored)
+        weights = weights[is_scored]
+        scored = column[is_scored]
+        total_weight = float(weights.sum().round(6))  # thirds add up to a whole number only up to rounding
+        if total_weight == 0:
             return StepResult(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})
-        kept = self.over == "sequence" and (centered or not batch.turns.last.all())
-        mean = 0.0 if kept else float((weights * x).sum()) / total
-        variance = float((weights * np.square(x - mean)).sum()) / max(total - 1, 1.0)
+        has_turns = not batch.turns.last.all()
+        mean = 0.0
+        if self.over == "token" or not (all_centered or has_turns):
+            mean = float((weights * scored).sum()) / total_weight
+        squared_deviations = float((weights * np.square(scored - mean)).sum())
+        variance = squared_deviations / max(total_weight - 1, 1.0)
         std = math.sqrt(variance)
         divisor = math.sqrt(variance + 1e-8) if self.over == "token" else std + self.epsilon
         return StepResult((values - mean) / divisor, metrics={"whiten_shift": mean, "whiten_std": std})
@@ -111,19 +111,21 @@ class Balance(Step):
     """
 
     name: ClassVar[str] = "balance"
-    not_after: ClassVar[Order] = {"balance": "the factor would be applied twice"}
     over: Literal["token", "sequence"] = "token"
     """Unit over which the loss averages: `token` or `sequence`."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        live = batch.groups.broadcast(batch.groups.varies(single(values)))
-        share = batch.lengths
+        is_valid = batch.groups.broadcast(batch.groups.varies(single(values)))
+        units = batch.lengths
         if self.over == "sequence":
-            share, row = batch.outputs, (batch.outputs > 0).cumsum()
-            live = (np.bincount(row, live) > 0)[row]
-        valid = float(share[live].sum())
-        z = float(share.sum()) / valid if valid else 1.0
-        zero_variance_fraction = float((~live).mean()) if len(live) else 0.0
+            units = batch.outputs
+            # The turns of one row of verl's batch follow its first turn, which alone has an output.
+            row_of_turn = (batch.outputs > 0).cumsum()
+            valid_turns_of_row = np.bincount(row_of_turn, is_valid)
+            is_valid = (valid_turns_of_row > 0)[row_of_turn]
+        valid_units = float(units[is_valid].sum())
+        z = float(units.sum()) / valid_units if valid_units else 1.0
+        zero_variance_fraction = float((~is_valid).mean()) if len(is_valid) else 0.0
         return StepResult(values * z, metrics={"balance_z": z, "zero_variance_fraction": zero_variance_fraction})
 
 
@@ -144,21 +146,22 @@ class WeightByDifficulty(Step):
     """Temperature T of the softmax. A smaller value gives hard prompts more weight."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        varies = batch.groups.broadcast(batch.groups.varies(single(values)))
-        live = batch.prompts.sum(varies.astype(np.float64)) > 0
+        row_varies = batch.groups.broadcast(batch.groups.varies(single(values)))
+        is_valid = batch.prompts.sum(row_varies.astype(np.float64)) > 0  # [prompts]
         accuracy = batch.prompts.mean(batch.accuracy_for(self.name))
-        solved = np.where(accuracy > 0, accuracy, 1.0)[live]  # NaN is not above 0
-        weights = np.ones(len(live))
+        valid_accuracy = np.where(accuracy > 0, accuracy, 1.0)[is_valid]  # NaN is not above 0
+        weights = np.ones(len(is_valid))
         metrics: Metrics = {
-            "valid_groups": float(len(solved)),
+            "valid_groups": float(len(valid_accuracy)),
             "all_correct_groups": float((accuracy >= 1).sum()),
             "all_incorrect_groups": float((accuracy <= 0).sum()),
         }
-        if len(solved):
-            lam = np.exp((solved.min() - solved) / self.dqw_temp)
+        if len(valid_accuracy):
+            lam = np.exp((valid_accuracy.min() - valid_accuracy) / self.dqw_temp)
             lam *= len(lam) / lam.sum()
-            weights[live] = lam
-            metrics |= {"difficulty_weight_max": float(lam.max()), "difficulty_weight_min": float(lam.min())}
+            weights[is_valid] = lam
+            metrics["difficulty_weight_max"] = float(lam.max())
+            metrics["difficulty_weight_min"] = float(lam.min())
         return StepResult(values * batch.prompts.broadcast(weights)[:, None], metrics=metrics)
 
 
@@ -176,5 +179,6 @@ class WeightByFocal(Step):
 
     def apply(self, values: Array, batch: Batch) -> Array:
         accuracy = batch.prompts.mean(batch.accuracy_for(self.name))
-        weights: Array = np.where(np.isnan(accuracy), 1.0, (1.0 - accuracy) ** self.gamma)
+        focal = (1.0 - accuracy) ** self.gamma
+        weights: Array = np.where(np.isnan(accuracy), 1.0, focal)
         return values * batch.prompts.broadcast(weights)[:, None]

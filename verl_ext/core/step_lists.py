@@ -2,55 +2,62 @@
 
 import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from verl_ext.core import cross_reward, history, post_sum, steps
-from verl_ext.core.chain import COMPARED, Chain, Step
+from verl_ext.core.chain import Chain, Step
 from verl_ext.core.schema import parse_dataclass
 from verl_ext.errors import ConfigurationError, unknown
 
-_FOUND = [
-    kind
-    for module in (steps, cross_reward, post_sum, history)
-    for kind in vars(module).values()
-    if isinstance(kind, type)
-]
-STEPS: Mapping[str, type[Step]] = {
-    kind.name: kind for kind in _FOUND if issubclass(kind, Step) and hasattr(kind, "name")
-}
+
+def _steps_in(*modules: ModuleType) -> Iterator[type[Step]]:
+    """Yield the steps that the modules define or import."""
+    for module in modules:
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Step) and hasattr(value, "name"):
+                yield value
+
+
+STEPS: Mapping[str, type[Step]] = {kind.name: kind for kind in _steps_in(steps, cross_reward, post_sum, history)}
 """The built-in steps by name, which a list may contain."""
 
 
-def read_step(item: Any, where: str, weights: tuple[float, ...] | None) -> Step:
-    """Read one entry of a list. A step with a field `weights` gets `weights`, those of the rewards."""
-    given = dict(item) if isinstance(item, Mapping) else {"step": item}
-    name = given.pop("step", None)
+def is_built_in(step: Step) -> bool:
+    """Return whether the step is a step of this package, and not a custom step."""
+    return STEPS.get(step.name) is type(step)
+
+
+def read_step(item: Any, where: str) -> Step:
+    """Read one entry of a list: the name of a step, or a mapping with its name and settings."""
+    settings = dict(item) if isinstance(item, Mapping) else {"step": item}
+    name = settings.pop("step", None)
     if not isinstance(name, str):
         raise ConfigurationError(
             f"{where} must name a step, found {item!r}. Use the name of a step or {{step: name, setting: value}}."
         )
-    kind = _own(name, where) if ":" in name else STEPS.get(name)
+    kind = _custom_step(name, where) if ":" in name else STEPS.get(name)
     if kind is None:
         raise ConfigurationError(f"{where}: {unknown('step', name, STEPS)}, or package.module:Class for a custom step.")
-    if any(field.name == "weights" for field in dataclasses.fields(kind)):
-        if "weights" in given:
-            raise ConfigurationError(
-                f"{where}: {name} takes its weights from algorithm.rewards.weights, found weights={given['weights']}. "
-                "Remove weights from the list, and set algorithm.rewards.weights instead."
-            )
-        given["weights"] = weights
+    if "weights" in settings:
+        raise ConfigurationError(
+            f"{where}: {name} takes its weights from algorithm.rewards.weights, found weights={settings['weights']}. "
+            "Remove weights from the list, and set algorithm.rewards.weights instead."
+        )
     try:
-        return parse_dataclass(kind, given, name)
+        return parse_dataclass(kind, settings, name)
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from error
 
 
-def _own(path: str, where: str) -> type[Step]:
+def _custom_step(path: str, where: str) -> type[Step]:
     """Import and check the class of a custom step."""
     module, _, name = path.partition(":")
     try:
         kind: Any = getattr(importlib.import_module(module), name)
+    except ConfigurationError as error:  # the class defines an attribute that steps do not have
+        raise ConfigurationError(f"{where}: {error}") from error
     except Exception as error:  # a module may raise anything
         raise ConfigurationError(
             f"{where}: the step {path!r} cannot be imported ({type(error).__name__}: {error}). Use the form "
@@ -69,7 +76,10 @@ def _own(path: str, where: str) -> type[Step]:
 
 
 def check_order(chosen: Sequence[Step], where: str) -> None:
-    """Raise unless the list has exactly one sum, and the order of the steps follows their rules."""
+    """Raise unless the list has exactly one sum, and each step is where its attributes say that it works.
+
+    `verl_ext.core.effects` measures what the attributes cannot say: whether each step has an effect.
+    """
     sums = [index for index, step in enumerate(chosen) if step.sums]
     if len(sums) != 1:
         remedy = "Remove all but one of them." if sums else "Add weighted_sum."
@@ -77,54 +87,37 @@ def check_order(chosen: Sequence[Step], where: str) -> None:
             f"{where} must have exactly one step that sums the rewards, such as weighted_sum, found {len(sums)}. "
             f"{remedy} Steps before the sum process each reward separately, and steps after the sum process the sum."
         )
+    sum_index = sums[0]
     for index, step in enumerate(chosen):
-        place = f"{where}[{index}]: {step.name}"
         before = chosen[:index]
-        alike = chosen[sums[0] if index > sums[0] else 0 : index]
-        for needed, reason in step.after.items():
-            if needed not in _words(before):
-                raise ConfigurationError(
-                    f"{place} must come after {needed}, because {reason}. Put {_as_name(needed)} before {step.name}."
-                )
-        for wrong, reason in step.not_after.items():
-            if wrong in _words(before):
-                remedy = _move(step, wrong, before)
-                raise ConfigurationError(f"{place} must not come after {wrong}, because {reason}. {remedy}")
-        for wrong, reason in step.undoes.items():
-            if wrong in _words(alike):
-                shown, remedy = wrong, f"Remove {wrong} or {step.name}."
-                if wrong not in {earlier.name for earlier in alike}:
-                    shown, remedy = f"{wrong}=True", f"Set {wrong}=False, or remove {step.name}."
-                raise ConfigurationError(f"{place} must not come after {shown}, because {reason}. {remedy}")
+        after = chosen[index + 1 :]
+        problem = ""
+        if step.before_sum and index > sum_index:
+            problem = (
+                f"must come before the sum, because it needs the separate rewards of a response. Move {step.name} "
+                f"before {chosen[sum_index].name}."
+            )
+        elif step.after_center and not any(earlier.centers or earlier.compares for earlier in before):
+            problem = (
+                "must come after center, or another step that compares the responses to a prompt, because it needs "
+                f"values relative to their group. Put center before {step.name}."
+            )
+        elif step.before_center and not any(later.centers for later in after):
+            problem = (
+                "must come before center, because the values that it returns must be compared afterwards. Put center "
+                f"after {step.name}."
+            )
+        elif _is_repeated(step, chosen[sum_index + 1 : index] if index > sum_index else before):
+            problem = f"occurs twice. Remove one of the two {step.name} steps."
+        if problem:
+            raise ConfigurationError(f"{where}[{index}]: {step.name} {problem}")
 
 
-def _move(step: Step, wrong: str, before: Sequence[Step]) -> str:
-    """Return how to reorder a list in which `step` comes after the word `wrong`."""
-    place = next(index for index in range(len(before)) if wrong in _words(before[: index + 1]))
-    earlier = before[place]
-    if earlier.name == step.name:
-        return f"Remove one of the two {step.name} steps."
-    # The step keeps its place behind the steps that it needs.
-    needed = [_as_name(word) for word in step.after if word not in _words(before[:place])]
-    return f"Move {' and '.join([*needed, step.name])} before {earlier.name}, or remove {step.name}."
-
-
-def _as_name(word: str) -> str:
-    """Return the step that a word of `after` stands for."""
-    return steps.Center.name if word == COMPARED else word
-
-
-def _words(chosen: Sequence[Step]) -> set[str]:
-    """Return the words of `after`, `not_after` and `undoes` that hold for these steps.
-
-    The words are the names of the steps, `center` and `weighted_sum` for other steps that center and sum, COMPARED for
-    steps that compare, and the names of settings that are True.
-    """
-    names = {step.name for step in chosen}
-    names |= {steps.Center.name for step in chosen if step.centers}
-    names |= {COMPARED for step in chosen if step.centers or step.compares}
-    names |= {steps.WeightedSum.name for step in chosen if step.sums}
-    return names | {name for step in chosen for name, value in vars(step).items() if value is True}
+def _is_repeated(step: Step, before: Sequence[Step]) -> bool:
+    """Return whether a built-in step already occurs on the same side of the sum. `center` may occur twice."""
+    if not is_built_in(step) or step.centers:
+        return False
+    return step.name in {earlier.name for earlier in before}
 
 
 def as_list(chain: Chain) -> list[str | dict[str, Any]]:
@@ -136,13 +129,13 @@ def as_list(chain: Chain) -> list[str | dict[str, Any]]:
     described: list[str | dict[str, Any]] = []
     for step in chain.steps:
         kind = type(step)
-        name = step.name if STEPS.get(step.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
+        name = step.name if is_built_in(step) else f"{kind.__module__}:{kind.__qualname__}"
         defaults = {item.name: item.default for item in dataclasses.fields(step)}
-        given = {key: value for key, value in step_settings(step).items() if value != defaults[key]}
-        described.append({"step": name, **given} if given else name)
+        settings = {key: value for key, value in step_settings(step).items() if value != defaults[key]}
+        described.append({"step": name, **settings} if settings else name)
     return described
 
 
 def step_settings(step: Step) -> dict[str, Any]:
-    """Return the settings of a step as plain data, without `weights`, which are `algorithm.rewards.weights`."""
-    return {name: value for name, value in dataclasses.asdict(step).items() if name != "weights"}
+    """Return the settings of a step as plain data."""
+    return dataclasses.asdict(step)

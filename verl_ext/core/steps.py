@@ -1,54 +1,25 @@
-"""Steps on each reward and within groups, and the weighted sum. Steps after the sum are in `totals`.
+"""Steps on each reward and within groups, and the weighted sum.
 
-Values are `[N, K]`. NaN means "not scored" and passes through every step.
+Steps that combine information across rewards are in `cross_reward`, and steps after the sum in `post_sum` and
+`history`. Values are `[N, K]`. NaN means "not scored" and passes through every step.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import COMPARED, Order, Step, StepResult
+from verl_ext.core.cancelling import rounding_range, zero_constant_groups
+from verl_ext.core.chain import Step, StepResult
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, divide, label_text
-from verl_ext.core.metrics import metric_name
+from verl_ext.core.metrics import Metrics, metric_name
 from verl_ext.core.schema import bounded
 from verl_ext.errors import ConfigurationError, DataError, listed
-
-# Steps that multiply whole groups by a factor. A division within the group must not follow them, because dividing by
-# the group's own mean or standard deviation cancels the factor, in the rewards and in their sum.
-_GROUP_FACTORS: Order = dict.fromkeys(
-    (
-        "balance",
-        "drop_conflicts",
-        "scale_by_common_std",
-        "scale_by_correlation",
-        "weight_by_difficulty",
-        "weight_by_focal",
-        "weight_by_history",
-        "whiten",
-    ),
-    "a division within the group cancels the factor of each group",
-)
-# Steps, or boolean settings, that scale each reward. A division within the group cancels that scale unless the sum
-# comes in between: dividing the sum keeps the ratio of the rewards. A step that adds, clips or compares, such as
-# `length_penalty`, is in neither list.
-_REWARD_FACTORS: Order = dict.fromkeys(
-    (
-        "divide_by_mean",
-        "divide_by_batch_std",
-        "leave_one_out",
-        "scale_by_std",
-        "scale_by_mad",
-        "weight_by_density",
-        "weight_by_variation",
-    ),
-    "a division within the group cancels the earlier scaling of each reward",
-)
-
-
-UNITS = 4.0
-"""Differences of up to so many units in the last place of float32 are attributed to the rounding of rewards."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +30,15 @@ class DivideByMean(Step):
     """
 
     name: ClassVar[str] = "divide_by_mean"
-    not_after: ClassVar[Order] = _GROUP_FACTORS
-    undoes: ClassVar[Order] = _REWARD_FACTORS
+    zero_without_variance: ClassVar[bool] = True
+    needs_nonnegative: ClassVar[bool] = True
+    reads_one_group: ClassVar[bool] = True
     epsilon: float = bounded(1e-6, above=0.0)
     """Constant added to the group mean."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        if (negative := values < -TOLERANCE).any():
+        negative = values < -TOLERANCE
+        if negative.any():
             row, column = np.argwhere(negative)[0]
             label = batch.prompts.labels[batch.prompts.ids[row]]
             raise DataError(
@@ -75,7 +48,8 @@ class DivideByMean(Step):
                 label=label,
             )
         mean, varies = batch.groups.variation(values)
-        scale: Array = np.divide(1.0, mean + self.epsilon, out=np.zeros(mean.shape), where=varies & (mean > 0))
+        has_scale = varies & (mean > 0)
+        scale: Array = np.divide(1.0, mean + self.epsilon, out=np.zeros(mean.shape), where=has_scale)
         return values * batch.groups.broadcast(scale)
 
 
@@ -91,24 +65,22 @@ class DivideByBatchStd(Step):
 
     name: ClassVar[str] = "divide_by_batch_std"
     divides_by_std: ClassVar[bool] = True
-    not_after: ClassVar[Order] = {
-        COMPARED: "it needs rewards that are not centered",
-        "balance": "dividing by the batch's standard deviation cancels the factor of balance",
-    }
-    undoes: ClassVar[Order] = {
-        "weight_by_variation": "dividing by the batch's standard deviation cancels the weights",
-    }
+    rescales_batch: ClassVar[bool] = True
     not_with_rubrics: ClassVar[str] = (
         "it would take the standard deviation over criteria of different prompts that share a place in the list"
     )
     epsilon: float = bounded(0.0, low=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
+        # [N, K]: the rows of a response have weights that sum to 1
         weights = np.apply_along_axis(batch.turns.response_weights, 0, ~np.isnan(values))
-        count = weights.sum(axis=0).round(6)  # thirds add up to a whole number only up to rounding
-        mean = divide(np.nansum(weights * values, axis=0), count)
-        std = np.sqrt(divide(np.nansum(weights * np.square(values - mean), axis=0), count - 1))
-        return values / np.where(std > TOLERANCE * np.maximum(1.0, np.abs(mean)), std + self.epsilon, 1.0)
+        responses = weights.sum(axis=0).round(6)  # thirds add up to a whole number only up to rounding
+        mean = divide(np.nansum(weights * values, axis=0), responses)
+        squared_deviations = np.nansum(weights * np.square(values - mean), axis=0)
+        std = np.sqrt(divide(squared_deviations, responses - 1))
+        varies = std > TOLERANCE * np.maximum(1.0, np.abs(mean))
+        divisor = np.where(varies, std + self.epsilon, 1.0)
+        return values / divisor
 
 
 @dataclass(frozen=True)
@@ -124,6 +96,7 @@ class Center(Step):
 
     name: ClassVar[str] = "center"
     centers: ClassVar[bool] = True
+    reads_one_group: ClassVar[bool] = True
     leave_one_out: bool = False
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -144,15 +117,15 @@ class ScaleByStd(Step):
 
     name: ClassVar[str] = "scale_by_std"
     divides_by_std: ClassVar[bool] = True
-    after: ClassVar[Order] = {"center": "it divides values that are centered in their group"}
-    not_after: ClassVar[Order] = _GROUP_FACTORS
-    undoes: ClassVar[Order] = _REWARD_FACTORS
+    needs_centered: ClassVar[bool] = True
+    reads_one_group: ClassVar[bool] = True
     epsilon: float = bounded(0.0, low=0.0)
     """Constant added to the divisor. With a nonzero value, rewards of different scale that cancel leave a residual."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        spread = batch.groups.std(values) + self.epsilon
-        scaled: Array = values / batch.groups.broadcast(np.where(spread == 0, 1.0, spread))
+        std = batch.groups.std(values) + self.epsilon
+        divisor = np.where(std == 0, 1.0, std)
+        scaled: Array = values / batch.groups.broadcast(divisor)
         return scaled
 
 
@@ -163,7 +136,8 @@ class ScaleByMad(ScaleByStd):
     name: ClassVar[str] = "scale_by_mad"
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        deviations, count = batch.groups.sum(np.abs(values)), batch.groups.count(values)
+        deviations = batch.groups.sum(np.abs(values))
+        count = batch.groups.count(values)
         scale: Array = np.divide(count, deviations + self.epsilon, out=np.zeros(count.shape), where=deviations > 0)
         return values * batch.groups.broadcast(scale)
 
@@ -183,31 +157,33 @@ class DropConflicts(Step):
     """
 
     name: ClassVar[str] = "drop_conflicts"
-    after: ClassVar[Order] = {COMPARED: "the signs of the rewards have a meaning only relative to the group"}
-    not_after: ClassVar[Order] = {"weighted_sum": "it compares the separate rewards of a response"}
+    before_sum: ClassVar[bool] = True
+    after_center: ClassVar[bool] = True
+    reads_one_group: ClassVar[bool] = True
     not_with_rubrics: ClassVar[str] = "with many criteria most responses conflict and would be dropped"
     conflict: Literal["hard", "snr"] = "hard"
     """Responses to drop: `hard` drops every response with a conflict, `snr` only those whose rewards nearly cancel."""
     tau: float = bounded(0.2, low=0.0, high=1.0, only_with={"conflict": ("snr",)})
     """Threshold of `conflict=snr`: responses with a smaller ratio are dropped. The authors use 0.2, 0.5 and 0.8."""
-    weights: tuple[float, ...] | None = None
-    """One per component; default: 1 each."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        weights = batch.weighed(self.weights)
-        scored = ~np.isnan(values).all(axis=1)
-        parts = np.where(np.isnan(values), 0.0, values * weights)
-        pulls = np.where(np.abs(values) > TOLERANCE, parts, 0.0)
-        conflict: Bools = np.logical_and((pulls > 0).any(axis=1), (pulls < 0).any(axis=1))
-        dropped = conflict
+        is_scored = ~np.isnan(values).all(axis=1)
+        weighted = np.where(np.isnan(values), 0.0, values * batch.weights)
+        signed = np.where(np.abs(values) > TOLERANCE, weighted, 0.0)
+        has_positive = (signed > 0).any(axis=1)
+        has_negative = (signed < 0).any(axis=1)
+        in_conflict: Bools = np.logical_and(has_positive, has_negative)
+        is_dropped = in_conflict
         if self.conflict == "snr":
-            ratio = np.abs(parts.sum(axis=1)) / (np.abs(parts).sum(axis=1) + 1e-8)
-            dropped = conflict & (ratio < self.tau)
-        kept = batch.groups.mean(np.where(scored, ~dropped, np.nan))
-        out = np.where(dropped[:, None], np.nan, values * batch.groups.broadcast(kept)[:, None])
-        shares = {"conflict_fraction": conflict, "dropped_fraction": dropped}
-        metrics = {name: float(rows[scored].mean()) for name, rows in shares.items() if scored.any()}
-        return StepResult(out, metrics=metrics)
+            ratio = np.abs(weighted.sum(axis=1)) / (np.abs(weighted).sum(axis=1) + 1e-8)
+            is_dropped = in_conflict & (ratio < self.tau)
+        kept_fraction = batch.groups.mean(np.where(is_scored, ~is_dropped, np.nan))
+        scaled = values * batch.groups.broadcast(kept_fraction)[:, None]
+        metrics = {}
+        if is_scored.any():
+            metrics["conflict_fraction"] = float(in_conflict[is_scored].mean())
+            metrics["dropped_fraction"] = float(is_dropped[is_scored].mean())
+        return StepResult(np.where(is_dropped[:, None], np.nan, scaled), metrics=metrics)
 
 
 @dataclass(frozen=True)
@@ -228,39 +204,49 @@ class WeightByVariation(Step):
     """
 
     name: ClassVar[str] = "weight_by_variation"
-    not_after: ClassVar[Order] = {
-        "weighted_sum": "it weights each reward separately, and the sum may include the KL term",
-    }
+    before_sum: ClassVar[bool] = True
     not_with_rubrics: ClassVar[str] = (
         "it would compute one weight for criteria of different prompts that share a place in the list"
     )
     min_values: tuple[float, ...]
     """Minimum value of each reward, in the order of `algorithm.rewards.keys`."""
 
+    def for_rewards(self, count: int) -> WeightByVariation:
+        return replace(self, min_values=(0.0,) * count)
+
+    @property
+    def min_reward(self) -> float:
+        return max(self.min_values, default=-math.inf)
+
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        size, turns = len(batch.keys), batch.turns
-        min_values = np.array(self.min_values)
-        if len(min_values) != size:
+        if len(self.min_values) != len(batch.keys):
             raise ConfigurationError(
                 f"{self.name} needs one entry in min_values for each of the rewards {listed(batch.keys)}, found "
-                f"{len(min_values)}. Set min_values=[...] with {size} numbers."
+                f"{len(self.min_values)}. Set min_values=[...] with {len(batch.keys)} numbers."
             )
-        whole = np.isin(np.arange(size), turns.columns)
-        rewards = np.where(whole, batch.returns[turns.number == 0], batch.returns[turns.last]) - min_values
-        if (below := rewards < -TOLERANCE * np.maximum(1.0, np.abs(min_values))).any():
+        above_minimum = self._above_minimum(batch)  # [responses, K]
+        whole_batch = Groups.of(["batch"] * len(above_minimum))  # one group
+        mean, varies = whole_batch.variation(above_minimum)
+        std = whole_batch.std(above_minimum - mean)
+        variation = np.where(varies, std / (np.abs(mean) + 1e-8), 0.0)  # [1, K], or [0, K] without responses
+        weights = len(batch.keys) * variation / (variation.sum(axis=1, keepdims=True) + 1e-8)
+        metrics = weight_metrics(batch.keys, weights.sum(axis=0))
+        return StepResult(values * weights, metrics=metrics)
+
+    def _above_minimum(self, batch: Batch) -> Array:
+        """Return `[responses, K]` how far each response's reward is above its minimum; raise if it is below."""
+        min_values = np.array(self.min_values)
+        rewards = batch.response_rewards()
+        below = rewards - min_values < -TOLERANCE * np.maximum(1.0, np.abs(min_values))
+        if below.any():
             row, column = np.argwhere(below)[0]
             raise DataError(
-                f"The reward {batch.keys[column]!r} is {rewards[row, column] + min_values[column]:g}, which is below "
+                f"The reward {batch.keys[column]!r} is {rewards[row, column]:g}, which is below "
                 f"its entry {min_values[column]:g} in min_values of {self.name}. Set min_values to the smallest value "
                 "that each reward can have."
             )
-        everything = Groups.of([()] * len(rewards))
-        mean, varies = everything.variation(rewards)
-        variation = np.where(varies, everything.std(rewards - mean) / (np.abs(mean) + 1e-8), 0.0)
-        weights = size * variation / (variation.sum(axis=1, keepdims=True) + 1e-8)
-        named = zip(batch.keys, weights.sum(axis=0), strict=True)
-        metrics = {f"weight/{metric_name(key)}": float(weight) for key, weight in named}
-        return StepResult(values * weights, metrics=metrics)
+        above_minimum: Array = rewards - min_values
+        return above_minimum
 
 
 @dataclass(frozen=True)
@@ -268,60 +254,43 @@ class WeightedSum(Step):
     """Sum the weighted rewards, `sum_k w_k x_k`, and add the KL term of the reward if the batch has one.
 
     Edge cases: a component that is not scored contributes 0. A row without a scored component is not scored. If the
-    rewards of a group cancel (see `without_rounding`), the sum is exactly 0.
+    rewards of a group cancel (see `verl_ext.core.cancelling`), the sum is exactly 0.
     """
 
     name: ClassVar[str] = "weighted_sum"
     sums: ClassVar[bool] = True
-    weights: tuple[float, ...] | None = None
-    """One per component; default: 1 each."""
-    kl_where_varying: bool = False
-    """Whether the KL term is added only in groups whose sum of rewards has nonzero variance."""
+    adds_kl: ClassVar[bool] = True
+    reads_one_group: ClassVar[bool] = True
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        weights = batch.weighed(self.weights)
-        unscored = np.isnan(values)
-        scored = np.where(unscored, 0.0, values)
-        total: Array = scored @ weights if weights.ndim == 1 else (scored * weights).sum(axis=1)
-        total[unscored.all(axis=1)] = np.nan
-        weights = batch.weighed(self.weights, by_group=True)
-        total, _ = without_rounding(total, batch, _rounding(values, weights, batch))
+        total = self._sum_of_rewards(values, batch)
         if batch.kl_reward is not None:
-            varies = batch.groups.broadcast(batch.groups.varies(total))
-            total = total + np.where(varies | (not self.kl_where_varying), batch.kl_reward, 0.0)
+            total = total + self.kl_term(total, batch.kl_reward, batch)
         return total[:, None]
 
-    def parts(self, values: Array, batch: Batch) -> Array:
-        return batch.key_sums(np.where(np.isnan(values), 0.0, values * batch.weighed(self.weights)))
+    def kl_term(self, total: Array, kl_reward: Array, batch: Batch) -> Array:
+        """Return `[N]` the KL term to add to the sums of the rewards `[N]`."""
+        return kl_reward
+
+    def contributions(self, values: Array, batch: Batch) -> Array:
+        return batch.key_sums(np.where(np.isnan(values), 0.0, values * batch.weights))
+
+    def _sum_of_rewards(self, values: Array, batch: Batch) -> Array:
+        """Return `[N]` the weighted sums, exactly 0 where the rewards of a group cancel."""
+        unscored = np.isnan(values)
+        scored = np.where(unscored, 0.0, values)
+        if batch.weights.ndim == 1:
+            total: Array = scored @ batch.weights
+        else:
+            total = (scored * batch.weights).sum(axis=1)
+        total[unscored.all(axis=1)] = np.nan
+        total, _ = zero_constant_groups(total, batch.groups, rounding_range(values, batch))
+        return total
 
 
-def _rounding(values: Array, weights: Array, batch: Batch) -> Array:
-    """Return `[G]` the largest range of sums that float32 rounding can produce in a group whose rewards cancel exactly.
-
-    Per reward the bound is `UNITS` units in the last place of float32 at the group's largest absolute value, times the
-    scale of the steps before the sum and the weight. The rounding to float32 moves a reward by at most half a unit, and
-    a difference of two rewards by one unit. The scale comes from the same rewards, which adds the error of their std.
-    """
-    groups, returns = batch.groups, batch.returns
-    deviations = np.where(np.isnan(values), np.nan, returns - groups.broadcast(groups.mean(returns)))
-    centered = values - groups.broadcast(groups.mean(values))  # a sum that comes first has values with offsets
-    scale = divide(groups.sum(np.abs(centered)), groups.sum(np.abs(deviations)))
-    largest = np.fmax.reduceat(np.abs(returns)[groups.order], groups.starts)
-    unit = np.spacing(largest.astype(np.float32)).astype(np.float64)
-    rounding: Array = UNITS * np.nansum(np.abs(weights) * scale * unit, axis=1)
-    return rounding
-
-
-def without_rounding(values: Array, batch: Batch, rounding: Array | float = 0.0) -> tuple[Array, bool]:
-    """Return the values, and whether all groups are centered. If they are, zero-variance groups are set to exactly 0.
-
-    The groups are centered if the absolute value of each group's mean is at most 1e-6 times the larger of 1 and the
-    largest absolute value of the batch.
-    """
-    mean, varies = batch.groups.variation(values, rounding)
-    if (np.abs(mean) > TOLERANCE * np.fmax.reduce(np.abs(values), axis=None, initial=1.0)).any():
-        return values, False
-    return np.where(batch.groups.broadcast(varies) | np.isnan(values), values, 0.0), True
+def weight_metrics(keys: Sequence[str], weights: Array) -> Metrics:
+    """Return the metric `weight/<reward>` of each reward."""
+    return {f"weight/{metric_name(key)}": float(weight) for key, weight in zip(keys, weights, strict=True)}
 
 
 def single(values: Array) -> Array:

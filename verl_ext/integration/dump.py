@@ -76,7 +76,7 @@ def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
         "responses": groups.broadcast(groups.sizes),
         "tokens": batch.lengths,
         "outputs": batch.outputs,
-        "total": WeightedSum(settings.rewards.weights).apply(batch.returns, replace(batch, kl_reward=None))[:, 0],
+        "total": _weighted_sum(batch, settings.rewards.weights),
     }
     if per_turn:
         values["turn"] = batch.turns.number + 1
@@ -88,6 +88,14 @@ def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
         values[f"group_std/{key}"] = groups.broadcast(std[:, column])
         values[f"group_varies/{key}"] = groups.broadcast(varies[:, column])
     return values if batch.accuracy is None else values | {"accuracy": batch.accuracy}
+
+
+def _weighted_sum(batch: Batch, weights: tuple[float, ...] | None) -> Array:
+    """Return `[N]` the weighted sum of the rewards, without a KL term."""
+    without_kl = replace(batch, kl_reward=None)
+    if weights is not None:
+        without_kl = without_kl.with_weights(weights)
+    return WeightedSum().apply(batch.returns, without_kl)[:, 0]
 
 
 def save(path: Path, columns_by_name: dict[str, Any], about: dict[str, Any]) -> None:

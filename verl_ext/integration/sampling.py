@@ -14,19 +14,11 @@ import numpy as np
 from verl_ext import hooks
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step
-from verl_ext.core.cross_reward import ScaleByCommonStd, ScaleByCorrelation, SoftMin
 from verl_ext.core.groups import TOLERANCE, Bools, Groups
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.row_index import uids_of
-from verl_ext.core.steps import (
-    Center,
-    DivideByBatchStd,
-    DivideByMean,
-    DropConflicts,
-    ScaleByMad,
-    ScaleByStd,
-    WeightedSum,
-)
+from verl_ext.core.step_lists import is_built_in
+from verl_ext.core.steps import Center
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import queue
 from verl_ext.integration.run import Run
@@ -35,11 +27,6 @@ from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD
 
 METHOD = "_dapo_filtered_keys"
 """The method of verl's replay buffer that returns the finished groups to drop."""
-WITHIN_GROUPS = (
-    *(Center, DivideByMean, DropConflicts, ScaleByMad, ScaleByStd, WeightedSum),
-    *(ScaleByCommonStd, ScaleByCorrelation, SoftMin),
-)
-"""The steps that read the rewards of one group alone. Another one may read the batch, a field or a state."""
 
 
 def replace_filter(trainer: Any, run: Run) -> None:
@@ -90,7 +77,7 @@ class GroupFilter:
         groups = batch.groups
         several = groups.sizes > 1  # a group of one response cannot vary; verl keeps it as well
         if self.metric == ANY_REWARD:
-            dropped = ~live(batch, self.run.chain, settings.weights) & several
+            dropped = ~has_signal(batch, self.run.chain, settings.weights) & several
         else:
             too_hard, too_easy = (part & several for part in outside(groups, table))
             dropped = too_hard | too_easy
@@ -110,35 +97,42 @@ class GroupFilter:
             self.run.metrics[metric] = self.run.metrics.get(metric, 0.0) + float(np.count_nonzero(counted))
 
 
-def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:
+def has_signal(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:
     """Return `[G]` whether the centered sum of the rewards, as the estimator forms it, varies.
 
     With another step before the sum, and with verl's estimators: whether a reward with a weight varies after the
     conditions. If another step stands between the sum and `center`, it may make equal sums differ: in that case whether
     the sum or a reward with a weight varies.
     """
-    steps = _within_groups(chain)
-    summed = any(step.sums for step in steps)
-    if summed and any(type(step) is Center for step in steps):
+    steps = _steps_within_groups(chain)
+    if weights is not None:
+        batch = batch.with_weights(weights)
+    has_sum = any(step.sums for step in steps)
+    if has_sum and any(step.centers for step in steps):
         return batch.groups.varies(Chain(steps)(batch).advantages)
-    counts = np.ones(len(batch.keys), dtype=bool) if weights is None else np.asarray(weights) != 0
-    varies = np.asarray((batch.groups.varies(batch.rewards) & counts).any(axis=1))
-    if summed:  # the sum varies also where one of two constant rewards is not scored for some of the responses
-        varies |= batch.groups.varies(Chain((*steps, Center()))(batch).advantages)
+    has_weight = batch.component_weights != 0
+    varies = np.asarray((batch.groups.varies(batch.rewards) & has_weight).any(axis=1))
+    if has_sum:  # the sum varies also where one of two constant rewards is not scored for some of the responses
+        centered_sum = Chain((*steps, Center()))(batch).advantages
+        varies |= batch.groups.varies(centered_sum)
     return varies
 
 
-def _within_groups(chain: Chain | None) -> tuple[Step, ...]:
+def _steps_within_groups(chain: Chain | None) -> tuple[Step, ...]:
     """Return the steps of a chain up to the first that may read more than the rewards of one group.
 
-    After the sum a division by the batch's std is left out: it multiplies all sums by one number.
+    After the sum a division by the batch's standard deviation is left out: it multiplies all sums by one number.
     """
     steps: list[Step] = []
+    has_sum = False
     for step in () if chain is None else chain.steps:
-        if type(step) is DivideByBatchStd and any(earlier.sums for earlier in steps):
-            continue
-        if type(step) not in WITHIN_GROUPS:
+        if not is_built_in(step):
             break
+        if step.rescales_batch and has_sum:
+            continue
+        if not step.reads_one_group:
+            break
+        has_sum = has_sum or step.sums
         steps.append(step)
     return tuple(steps)
 

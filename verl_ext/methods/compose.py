@@ -6,17 +6,18 @@ r"""`adv_estimator=compose`: an estimator written as a list of steps in the conf
       compose:
         steps: [center, scale_by_mad, weighted_sum, whiten, {step: weight_by_difficulty, dqw_temp: 1.0}]
 
-A list names steps of the named estimators, which `python -m verl_ext show NAME` prints as such lists, and steps of your
-own as `package.module:Class`. Exactly one is `weighted_sum`. A step with a field `weights` gets
-`algorithm.rewards.weights`.
+A list names steps of the named estimators, which `python -m verl_ext show NAME` prints as such lists, and custom steps
+as `package.module:Class`. Exactly one step sums the rewards, such as `weighted_sum`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_ext.core.chain import Chain
+from verl_ext.core.chain import Step
 from verl_ext.core.step_lists import check_order, read_step
 from verl_ext.errors import ConfigurationError
+from verl_ext.methods.method import Method
 from verl_ext.settings import Settings
 
 WHERE = "algorithm.compose.steps"
@@ -30,24 +31,28 @@ class ComposeSettings:
     """Steps in order, each a name or `{step: name, setting: value}`. A custom step is `package.module:Class`."""
 
 
-SECTION = ComposeSettings
+def steps_of(section: ComposeSettings, _settings: Settings) -> Sequence[Step]:
+    """Return the steps that the list describes.
 
-
-def compose(settings: Settings) -> Chain:
-    """The chain that the list describes.
-
-    >>> from verl_ext.core.batch import Batch
-    >>> chain = compose(Settings.parse({"compose": {"steps": ["weighted_sum", "center"]}}))
-    >>> chain(Batch.of([[1], [0]], ["a", "a"])).advantages
-    array([ 0.5, -0.5])
+    >>> section = ComposeSettings(("weighted_sum", {"step": "center", "leave_one_out": True}))
+    >>> steps_of(section, Settings())
+    (WeightedSum(), Center(leave_one_out=True))
     """
-    items = settings.of("compose", ComposeSettings).steps
-    if not items:
+    if not section.steps:
         raise ConfigurationError(
             f"algorithm.adv_estimator=compose needs a list of steps, but {WHERE} is not set. Set "
             f"'++{WHERE}=[weighted_sum,center,scale_by_std]', for example. `python -m verl_ext show gdpo` prints the "
             "list of gdpo."
         )
-    steps = tuple(read_step(item, f"{WHERE}[{index}]", settings.rewards.weights) for index, item in enumerate(items))
+    steps = tuple(read_step(item, f"{WHERE}[{index}]") for index, item in enumerate(section.steps))
     check_order(steps, WHERE)
-    return Chain(steps)
+    return steps
+
+
+COMPOSE = Method(
+    paper="compose",
+    summary="an estimator written as a list of steps in the configuration",
+    build=steps_of,
+    settings=ComposeSettings,
+    doc=__doc__,
+)

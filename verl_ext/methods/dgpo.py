@@ -15,13 +15,19 @@ no group is valid, z = 1. A valid group with accuracy 0 varies only in another r
 were 1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from verl_ext.core.chain import Chain, Step
+import numpy as np
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.chain import Step
+from verl_ext.core.groups import Array
 from verl_ext.core.post_sum import Balance, WeightByDifficulty
 from verl_ext.core.schema import bounded
 from verl_ext.core.steps import Center, ScaleByMad, ScaleByStd, WeightedSum
+from verl_ext.methods.method import Method
 from verl_ext.settings import Settings
 
 
@@ -40,22 +46,30 @@ class DgpoSettings:
     `loss_agg_mode`."""
 
 
-SECTION = DgpoSettings
-PRESET = {"actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean", "use_kl_loss": False}}}
+@dataclass(frozen=True)
+class WeightedSumWithKlInValidGroups(WeightedSum):
+    """Sum the weighted rewards, and add the KL term only in groups whose sum of rewards has nonzero variance."""
+
+    name: ClassVar[str] = "weighted_sum_with_kl_in_valid_groups"
+
+    def kl_term(self, total: Array, kl_reward: Array, batch: Batch) -> Array:
+        is_valid = batch.groups.broadcast(batch.groups.varies(total))
+        return np.where(is_valid, kl_reward, 0.0)
 
 
-def dgpo(settings: Settings) -> Chain:
-    """Scale by the mean absolute deviation, balance, and weight by difficulty.
+def steps_of(section: DgpoSettings, settings: Settings) -> Sequence[Step]:
+    """Return the steps: scale by the mean absolute deviation, balance, and weight by difficulty.
 
-    >>> from verl_ext.core.batch import Batch
-    >>> right = [1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0]
-    >>> batch = Batch.of([[r] for r in right], list("aaaabbbbcccc"), accuracy=right)
-    >>> dgpo(Settings())(batch).advantages.round(3)
+    >>> from verl_ext.core.chain import Chain
+    >>> correct = [1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0]
+    >>> batch = Batch.of([[value] for value in correct], list("aaaabbbbcccc"), accuracy=correct)
+    >>> chain = Chain(tuple(steps_of(DgpoSettings(), Settings())))
+    >>> chain(batch).advantages.round(3)
     array([ 3.373, -1.124, -1.124, -1.124,  0.876,  0.876,  0.876, -2.627,
             0.   ,  0.   ,  0.   ,  0.   ])
     """
-    section = settings.of("dgpo", DgpoSettings)
-    steps: list[Step] = [WeightedSum(settings.rewards.weights, kl_where_varying=settings.kl_in_reward), Center()]
+    weighted_sum = WeightedSumWithKlInValidGroups() if settings.kl_in_reward else WeightedSum()
+    steps: list[Step] = [weighted_sum, Center()]
     if section.dgae:
         steps.append(ScaleByMad(1e-4))
     elif settings.norm_by_std:
@@ -65,7 +79,7 @@ def dgpo(settings: Settings) -> Chain:
         steps.append(Balance(balance))
     if section.dqw:
         steps.append(WeightByDifficulty(section.dqw_temp))
-    return Chain(tuple(steps))
+    return steps
 
 
 def balance_for(loss_agg_mode: str) -> Literal["token", "sequence", "none"]:
@@ -77,3 +91,13 @@ def balance_for(loss_agg_mode: str) -> Literal["token", "sequence", "none"]:
     if loss_agg_mode == "token-mean":
         return "token"
     return "sequence" if loss_agg_mode.startswith("seq-mean") else "none"
+
+
+DGPO = Method(
+    paper="DGPO (MathForge), arXiv 2601.20614, section 3",
+    summary="divides by the mean absolute deviation, balances, and gives hard prompts more weight",
+    build=steps_of,
+    settings=DgpoSettings,
+    preset={"actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean", "use_kl_loss": False}}},
+    doc=__doc__,
+)

@@ -16,13 +16,14 @@ rescaled: doubling them doubles the advantages, unless the range crosses that li
 gives +-8e-7.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_ext.core.chain import Chain
+from verl_ext.core.chain import Step
 from verl_ext.core.steps import Center, WeightedSum
 from verl_ext.errors import Finding
+from verl_ext.methods.method import Method
 from verl_ext.settings import Settings
 
 
@@ -34,42 +35,34 @@ class DrgrpoSettings:
     """Whether a run is rejected if the actor's loss is not that of Dr. GRPO, which divides token sums by a constant."""
 
 
-SECTION = DrgrpoSettings
-PRESET = {
-    "actor_rollout_ref": {
-        "actor": {
-            "loss_agg_mode": "seq-mean-token-sum-norm",
-            "loss_scale_factor": "${data.max_response_length}",
-            "use_kl_loss": False,
-        }
-    }
-}
-
-
 def rule(settings: Settings, select: Callable[[str], Any]) -> Iterator[Finding]:
     """Reject a run whose actor loss is not that of Dr. GRPO; `select` reads an entry of verl's configuration."""
-    actor = "actor_rollout_ref.actor"
     if not settings.of("drgrpo", DrgrpoSettings).check_loss:
         return
+    actor = "actor_rollout_ref.actor"
     mode, factor = f"{actor}.loss_agg_mode", f"{actor}.loss_scale_factor"
-    found, lines, value = [], [], select(factor)
+    factor_value = select(factor)
+    wrong_settings = []
+    corrections = []
     if settings.loss_agg_mode != "seq-mean-token-sum-norm":
-        found.append(f"{mode}={settings.loss_agg_mode}")
-        lines.append(f"{mode}=seq-mean-token-sum-norm")
-    if isinstance(value, bool) or not (isinstance(value, int | float) and value > 0):
-        found.append(f"{factor}={'null' if value is None else repr(value)}")
-        lines.append(f"{factor}={select('data.max_response_length') or '<data.max_response_length>'}")
-    if lines:
-        settings_found = " and ".join(found)
+        wrong_settings.append(f"{mode}={settings.loss_agg_mode}")
+        corrections.append(f"{mode}=seq-mean-token-sum-norm")
+    is_number = isinstance(factor_value, int | float) and not isinstance(factor_value, bool)
+    if not is_number or factor_value <= 0:
+        length = select("data.max_response_length") or "<data.max_response_length>"
+        wrong_settings.append(f"{factor}={'null' if factor_value is None else repr(factor_value)}")
+        corrections.append(f"{factor}={length}")
+    if corrections:
         text = (
-            f"Dr. GRPO divides the summed token losses of a response by a constant, but this run has {settings_found}."
+            "Dr. GRPO divides the summed token losses of a response by a constant, but this run has "
+            f"{' and '.join(wrong_settings)}."
         )
-        if value is None:
+        if factor_value is None:
             text += " Without a loss_scale_factor, verl divides by the length of the longest response in a micro-batch."
         yield Finding(
             "error",
             text,
-            f"Set {' '.join(lines)}, or ++algorithm.drgrpo.check_loss=False to keep your loss.",
+            f"Set {' '.join(corrections)}, or ++algorithm.drgrpo.check_loss=False to keep your loss.",
         )
     if select(f"{actor}.use_kl_loss"):
         yield Finding(
@@ -79,12 +72,32 @@ def rule(settings: Settings, select: Callable[[str], Any]) -> Iterator[Finding]:
         )
 
 
-def drgrpo(settings: Settings) -> Chain:
-    """`A = r - mean_g(r)`.
+def steps_of(_section: DrgrpoSettings, _settings: Settings) -> Sequence[Step]:
+    """Return the steps of `A = r - mean_g(r)`.
 
     >>> from verl_ext.core.batch import Batch
+    >>> from verl_ext.core.chain import Chain
     >>> batch = Batch.of([[1], [0], [0], [0], [1], [1]], ["a", "a", "a", "a", "b", "b"])
-    >>> drgrpo(Settings())(batch).advantages
+    >>> Chain(steps_of(DrgrpoSettings(), Settings()))(batch).advantages
     array([ 0.75, -0.25, -0.25, -0.25,  0.  ,  0.  ])
     """
-    return Chain((WeightedSum(settings.rewards.weights), Center()))
+    return WeightedSum(), Center()
+
+
+DRGRPO = Method(
+    paper="Dr. GRPO, arXiv 2503.20783, section 3.2",
+    summary="centers only, with a loss divided by a constant",
+    build=steps_of,
+    settings=DrgrpoSettings,
+    preset={
+        "actor_rollout_ref": {
+            "actor": {
+                "loss_agg_mode": "seq-mean-token-sum-norm",
+                "loss_scale_factor": "${data.max_response_length}",
+                "use_kl_loss": False,
+            }
+        }
+    },
+    rule=rule,
+    doc=__doc__,
+)

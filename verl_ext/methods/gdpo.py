@@ -18,15 +18,16 @@ one has its raw reward in verl and 0 here. Where none of this happens, `whiten=t
 about 1e-6.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from verl_ext.core.chain import Chain, Step
+from verl_ext.core.chain import Step
 from verl_ext.core.post_sum import Whiten
 from verl_ext.core.schema import bounded
 from verl_ext.core.steps import Center, ScaleByMad, ScaleByStd, WeightedSum
 from verl_ext.errors import Finding
+from verl_ext.methods.method import Method
 from verl_ext.settings import VERL_NAMES, Settings
 
 
@@ -42,9 +43,6 @@ class GdpoSettings:
     epsilon: float | None = bounded(None, above=0.0)
     """Constant added to the divisors. null: 0 in the group (1e-6 with `whiten=token`) and 1e-6 in the whitening.
     NVIDIA's TRL code uses 1e-4."""
-
-
-SECTION = GdpoSettings
 
 
 def rule(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Finding]:
@@ -67,25 +65,36 @@ def rule(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Finding]
         )
 
 
-def gdpo(settings: Settings) -> Chain:
-    """Normalize each reward in its group, take the weighted sum, and whiten.
+def steps_of(section: GdpoSettings, settings: Settings) -> Sequence[Step]:
+    """Return the steps: normalize each reward in its group, take the weighted sum, and whiten.
 
     >>> from verl_ext.core.batch import Batch
+    >>> from verl_ext.core.chain import Chain
     >>> correctness, format = [3, -3, -3, -3], [1, 1, 0, 0]
     >>> batch = Batch.of(list(zip(correctness, format)), ["a"] * 4, keys=("correctness", "format"))
-    >>> gdpo(Settings())(batch).advantages.round(3)
+    >>> chain = Chain(tuple(steps_of(GdpoSettings(), Settings())))
+    >>> chain(batch).advantages.round(3)
     array([ 1.332,  0.206, -0.769, -0.769])
     """
-    section = settings.of("gdpo", GdpoSettings)
+    group_epsilon = section.epsilon or (1e-6 if section.whiten == "token" else 0.0)
     steps: list[Step] = [Center()]
-    epsilon = section.epsilon or (1e-6 if section.whiten == "token" else 0.0)
     if section.scale == "mad":
-        steps.append(ScaleByMad(epsilon))
+        steps.append(ScaleByMad(group_epsilon))
     elif section.scale == "std" and settings.norm_by_std:
-        steps.append(ScaleByStd(epsilon))
-    steps.append(WeightedSum(settings.rewards.weights))
+        steps.append(ScaleByStd(group_epsilon))
+    steps.append(WeightedSum())
     if section.whiten in (None, "sequence"):
         steps.append(Whiten("sequence", section.epsilon or Whiten.epsilon))
     elif section.whiten == "token":
         steps.append(Whiten("token"))
-    return Chain(tuple(steps))
+    return steps
+
+
+GDPO = Method(
+    paper="GDPO, arXiv 2601.05242, section 3, eq. 4-8",
+    summary="normalizes each reward in its group separately, sums them, and whitens the sum",
+    build=steps_of,
+    settings=GdpoSettings,
+    rule=rule,
+    doc=__doc__,
+)

@@ -21,24 +21,13 @@ and 0 stays 0; groups no longer add up to 0; the first batch of the soft anchor 
 the window and the count of batches, saved with every checkpoint.
 """
 
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from verl_ext.core.chain import Chain
+from verl_ext.core.chain import Step
 from verl_ext.core.history import Anchor, WeightByHistory
-from verl_ext.core.step_lists import check_order
-from verl_ext.errors import ConfigurationError, listed
-from verl_ext.registry import ESTIMATORS, load
+from verl_ext.methods.method import Method
 from verl_ext.settings import Settings
-
-
-def bases() -> list[str]:
-    """The valid values of `algorithm.hadw.base`: the estimators that build on no other."""
-    found = []
-    for name in ESTIMATORS:
-        with suppress(ConfigurationError):  # one of another package may be broken
-            found += [name] if load(name).bases is None else []
-    return found
 
 
 @dataclass(frozen=True)
@@ -48,22 +37,14 @@ class HadwSettings(Anchor):
     base: str = "grpo"
     """Estimator whose advantages are reweighted."""
 
-    def __post_init__(self) -> None:
-        if self.base not in bases():
-            raise ConfigurationError(
-                f"algorithm.hadw.base={self.base!r} is not an estimator on which hadw can build. Set "
-                f"algorithm.hadw.base to one of {listed(bases())}."
-            )
 
-
-SECTION = HadwSettings
-
-
-def hadw(settings: Settings) -> Chain:
-    """The steps of the base, then `weight_by_history`.
+def steps_of(section: HadwSettings, _settings: Settings) -> Sequence[Step]:
+    """Return the step that reweights the advantages of the base.
 
     >>> from verl_ext.core.batch import Batch
-    >>> chain = hadw(Settings())
+    >>> from verl_ext.core.chain import Chain
+    >>> from verl_ext.core.steps import Center, WeightedSum
+    >>> chain = Chain((WeightedSum(), Center(), *steps_of(HadwSettings(), Settings())))
     >>> first = chain(Batch.of([[1], [0]], ["a", "a"], accuracy=[1, 0]))
     >>> first.state["weight_by_history"]["value"]
     0.5
@@ -71,8 +52,15 @@ def hadw(settings: Settings) -> Chain:
     >>> round(second.metrics["capability_posterior"], 4)
     0.4625
     """
-    section = settings.of("hadw", HadwSettings)
-    history = WeightByHistory(**{item.name: getattr(section, item.name) for item in fields(Anchor)})
-    steps = (*load(section.base).chain(settings).steps, history)
-    check_order(steps, f"algorithm.hadw.base={section.base}: steps")
-    return Chain(steps)
+    anchor_settings = {item.name: getattr(section, item.name) for item in fields(Anchor)}
+    return (WeightByHistory(**anchor_settings),)
+
+
+HADW = Method(
+    paper="HA-DW, arXiv 2601.08521, sections 3-4, eq. 7-13 and appendix F",
+    summary="weights any base advantage by the distance of the prompt's accuracy from the model's capability",
+    build=steps_of,
+    settings=HadwSettings,
+    base="base",
+    doc=__doc__,
+)

@@ -1,92 +1,173 @@
-"""Estimators that are defined as a list of steps, one row each.
+"""Methods that are a list of built-in steps.
 
-With verl's `algorithm.norm_adv_by_std_in_grpo=False` they omit the step `scale_by_std`. `corrgrpo`, `dvao` and
-`liteppo` reject that setting, because another step divides by a standard deviation (`divides_by_std`).
-
-To add an estimator, add a row. To add a step, write a class in `verl_ext/core/`.
+To add a method, add a `Method` to `SIMPLE_METHODS`. Its settings, if it has any, are a frozen dataclass with a
+description below each field. To add a step, write a class in `verl_ext/core/`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from verl_ext.core import cross_reward, post_sum, steps
 from verl_ext.core.chain import Step
+from verl_ext.core.cross_reward import ScaleByCommonStd, ScaleByCorrelation, SoftMin, WeightByDensity
+from verl_ext.core.post_sum import WeightByFocal, Whiten
+from verl_ext.core.schema import bounded
+from verl_ext.core.steps import (
+    Center,
+    DivideByBatchStd,
+    DivideByMean,
+    DropConflicts,
+    ScaleByStd,
+    WeightByVariation,
+    WeightedSum,
+)
+from verl_ext.methods.method import Method
+
+_STD = ScaleByStd(1e-6)
+_GRPO = (WeightedSum(), Center(), _STD)
 
 
 @dataclass(frozen=True)
-class Row:
-    """An estimator: its paper, a one-line summary, and its steps. The weights of the steps are those of the run."""
+class DaraSettings:
+    """`algorithm.dara`."""
 
-    paper: str
-    line: str
-    steps: tuple[Step, ...]
-    settings: tuple[str, ...] = ()
-    """Settings of its steps that are settings of `algorithm.<name>`, with the values of the steps as defaults.
-
-    A setting without a default in the step must be set."""
+    variant: Literal["symmetric", "positive"] = "symmetric"
+    """Values to weight by the density of their reward: `symmetric` weights all values, `positive` only values above
+    0."""
+    whiten: Literal["token", "sequence"] = "token"
+    """Unit of the final whitening: `token`, or `sequence` (each response counts once)."""
 
 
-_STD = steps.ScaleByStd(1e-6)
-_WHITEN = post_sum.Whiten("token")
-_GRPO = (steps.WeightedSum(), steps.Center(), _STD)
+def _dara(section: DaraSettings) -> Sequence[Step]:
+    return Center(), _STD, WeightByDensity(section.variant), WeightedSum(), Whiten(section.whiten)
 
-ROWS: Mapping[str, Row] = {
-    "corrgrpo": Row(
+
+@dataclass(frozen=True)
+class FgrpoSettings:
+    """`algorithm.fgrpo`."""
+
+    gamma: float = bounded(1.0, low=0.0)
+    """Exponent of the weight `(1 - accuracy)^gamma`. A larger value gives easy prompts less weight, and with 0 all
+    prompts have weight 1."""
+
+
+def _fgrpo(section: FgrpoSettings) -> Sequence[Step]:
+    return *_GRPO, WeightByFocal(section.gamma)
+
+
+@dataclass(frozen=True)
+class Gd2poSettings:
+    """`algorithm.gd2po`."""
+
+    conflict: Literal["hard", "snr"] = "hard"
+    """Responses to drop: `hard` drops every response with a conflict, `snr` only those whose rewards nearly cancel."""
+    tau: float = bounded(0.2, low=0.0, high=1.0, only_with={"conflict": ("snr",)})
+    """Threshold of `conflict=snr`: responses with a smaller ratio are dropped. The authors use 0.2, 0.5 and 0.8."""
+    whiten: Literal["token", "sequence"] = "token"
+    """Unit of the final whitening: `token`, or `sequence` (each response counts once)."""
+
+
+def _gd2po(section: Gd2poSettings) -> Sequence[Step]:
+    return Center(), _STD, DropConflicts(section.conflict, section.tau), WeightedSum(), Whiten(section.whiten)
+
+
+@dataclass(frozen=True)
+class MaxrlSettings:
+    """`algorithm.maxrl`."""
+
+    epsilon: float = bounded(1e-6, above=0.0)
+    """Constant added to the group mean."""
+
+
+def _maxrl(section: MaxrlSettings) -> Sequence[Step]:
+    return WeightedSum(), DivideByMean(section.epsilon), Center()
+
+
+@dataclass(frozen=True)
+class RvpoSettings:
+    """`algorithm.rvpo`."""
+
+    k: float = bounded(1.0, above=0.0)
+    """Sharpness of the soft minimum: the minimum of the rewards for large values, their mean for small values."""
+
+
+def _rvpo(section: RvpoSettings) -> Sequence[Step]:
+    return Center(), _STD, SoftMin(section.k), Whiten("token")
+
+
+@dataclass(frozen=True)
+class SawSettings:
+    """`algorithm.saw`."""
+
+    min_values: tuple[float, ...]
+    """Minimum value of each reward, in the order of `algorithm.rewards.keys`."""
+
+
+def _saw(section: SawSettings) -> Sequence[Step]:
+    return Center(), _STD, WeightByVariation(section.min_values), WeightedSum(), Whiten("token")
+
+
+SIMPLE_METHODS: Mapping[str, Method] = {
+    "corrgrpo": Method.from_steps(
         "CorrGRPO, arXiv 2609.36820",
         "sum of the centered rewards, divided by the square root of their summed correlations",
-        (steps.Center(), cross_reward.ScaleByCorrelation(), steps.WeightedSum()),
+        (Center(), ScaleByCorrelation(), WeightedSum()),
     ),
-    "dara": Row(
+    "dara": Method.from_steps(
         "DARA, arXiv 2610.00574",
         "gdpo with larger weights for rewards that vary in few groups",
-        (steps.Center(), _STD, cross_reward.WeightByDensity(), steps.WeightedSum(), _WHITEN),
-        ("of", "over"),
+        _dara,
+        DaraSettings,
     ),
-    "dvao": Row(
+    "dvao": Method.from_steps(
         "DVAO, arXiv 2605.25604",
         "sum of the centered rewards, divided by the weighted sum of their standard deviations in the group",
-        (steps.Center(), cross_reward.ScaleByCommonStd(), steps.WeightedSum()),
+        (Center(), ScaleByCommonStd(), WeightedSum()),
     ),
-    "fgrpo": Row(
+    "fgrpo": Method.from_steps(
         "F-GRPO, arXiv 2602.06717",
         "grpo with smaller weights for prompts with high mean accuracy",
-        (*_GRPO, post_sum.WeightByFocal()),
-        ("gamma",),
+        _fgrpo,
+        FgrpoSettings,
     ),
-    "gd2po": Row(
+    "gd2po": Method.from_steps(
         "GD2PO, arXiv 2606.16771",
         "gdpo without the responses whose rewards conflict",
-        (steps.Center(), _STD, steps.DropConflicts(), steps.WeightedSum(), _WHITEN),
-        ("conflict", "tau", "over"),
+        _gd2po,
+        Gd2poSettings,
     ),
-    "grpo": Row(
-        "GRPO, arXiv 2402.03300", "grpo as the base of hadw (`adv_estimator=grpo` selects verl's implementation)", _GRPO
+    "grpo": Method.from_steps(
+        "GRPO, arXiv 2402.03300",
+        "grpo as the base of hadw (`adv_estimator=grpo` selects verl's implementation)",
+        _GRPO,
     ),
-    "liteppo": Row(
+    "liteppo": Method.from_steps(
         "Lite PPO, arXiv 2508.08221",
         "reward minus the group mean, divided by the standard deviation over the batch",
-        (steps.WeightedSum(), steps.DivideByBatchStd(1e-6), steps.Center()),
+        (WeightedSum(), DivideByBatchStd(1e-6), Center()),
     ),
-    "maxrl": Row(
+    "maxrl": Method.from_steps(
         "MaxRL, arXiv 2602.02710",
         "reward minus the group mean, divided by the group mean",
-        (steps.WeightedSum(), steps.DivideByMean(), steps.Center()),
-        ("epsilon",),
+        _maxrl,
+        MaxrlSettings,
     ),
-    "rvpo": Row(
+    "rvpo": Method.from_steps(
         "RVPO, arXiv 2605.05750",
         "gdpo with a soft minimum of the rewards instead of their sum",
-        (steps.Center(), _STD, cross_reward.SoftMin(), _WHITEN),
-        ("k",),
+        _rvpo,
+        RvpoSettings,
     ),
-    "saw": Row(
+    "saw": Method.from_steps(
         "SAW, arXiv 2606.07705",
         "gdpo with weights from each batch: rewards with a larger coefficient of variation get more weight",
-        (steps.Center(), _STD, steps.WeightByVariation(min_values=()), steps.WeightedSum(), _WHITEN),
-        ("min_values",),
+        _saw,
+        SawSettings,
     ),
-    "weighted_grpo": Row(
-        "GRPO, arXiv 2402.03300", "grpo on the weighted sum of the rewards in algorithm.rewards.keys", _GRPO
+    "weighted_grpo": Method.from_steps(
+        "GRPO, arXiv 2402.03300",
+        "grpo on the weighted sum of the rewards in algorithm.rewards.keys",
+        _GRPO,
     ),
 }
 """By name."""

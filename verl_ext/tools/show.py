@@ -2,16 +2,15 @@
 
 import argparse
 import dataclasses
-import importlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_ext.core.chain import Chain
 from verl_ext.core.step_lists import as_list, step_settings
+from verl_ext.errors import ConfigurationError
 from verl_ext.files import say
-from verl_ext.methods.simple import ROWS
-from verl_ext.registry import ESTIMATORS, build, changed, load, used
+from verl_ext.registry import ESTIMATORS, build, changed, load, section_of, used
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import LOSS, parse_settings
 
@@ -20,55 +19,76 @@ def show(options: argparse.Namespace) -> int:
     """Print the estimator, or the list of estimators if none is named."""
     name = options.estimator
     if name is None:
-        say("\n".join(f"{known:13}  {_about(known)[0]}" for known in sorted(ESTIMATORS)))
+        say("\n".join(f"{known:13}  {_about(known)}" for known in sorted(ESTIMATORS)))
         return 0
     settings = parse_settings(options.overrides)
     chain = build(name, settings)
-    heading, *rest = _about(name)
-    formula = [f"  {line.strip()}" for line in rest if line.startswith("    ") and name != "compose"]
-    usual = not changed(settings) and settings.norm_by_std  # otherwise only the formulas of the steps are correct
-    lines = [heading, *(["", "formula", *formula] if formula and usual else [])]
-    lines += ["", "steps", *_steps(chain), "", "effective settings", *_settings(name, settings)]
-    say("\n".join([*lines, "", "equivalent list of steps", _as_overrides(chain, settings)]))
+    formula = _formula(name)
+    has_default_settings = not changed(settings) and settings.norm_by_std
+    lines = [_about(name)]
+    if formula and has_default_settings:  # with other settings only the formulas of the steps are correct
+        lines += ["", "formula", *formula]
+    lines += ["", "steps", *_steps(chain)]
+    lines += ["", "effective settings", *_settings(name, settings)]
+    lines += ["", "equivalent list of steps", _as_overrides(chain, settings)]
+    say("\n".join(lines))
     return 0
 
 
-def _about(name: str) -> list[str]:
-    """Return the description of an estimator: one line, or the lines of its module's docstring."""
-    if name in ROWS:
-        return [f"{ROWS[name].paper}: {ROWS[name].line}."]
-    module = ESTIMATORS[name]
-    return (importlib.import_module(module).__doc__ or f"{module} (no docstring)").splitlines()
+def _about(name: str) -> str:
+    """Return the description of an estimator in one line."""
+    try:
+        method = load(name)
+    except ConfigurationError as error:  # the package of the estimator is broken
+        return str(error)
+    return f"{method.paper}: {method.summary}."
+
+
+def _formula(name: str) -> list[str]:
+    """Return the formula of an estimator: the indented lines of the documentation of its method."""
+    if name == "compose":  # whose indented lines are an example of a configuration
+        return []
+    return [f"  {line.strip()}" for line in load(name).doc.splitlines() if line.startswith("    ")]
 
 
 def _steps(chain: Chain) -> Iterator[str]:
+    """Yield each step with the first paragraph of its docstring, and below it the settings."""
     width = max(len(step.name) for step in chain.steps)
     for number, step in enumerate(chain.steps, start=1):
-        given = ", ".join(f"{key}={as_text(value)}" for key, value in step_settings(step).items())
-        says = " ".join((type(step).__doc__ or "").split("\n\n")[0].split())
-        yield f"  {number}  {step.name.ljust(width)}  {says}"
-        if given:
-            yield f"     {' ' * width}  {given}"
+        first_paragraph = (type(step).__doc__ or "").split("\n\n")[0]
+        description = " ".join(first_paragraph.split())
+        yield f"  {number}  {step.name.ljust(width)}  {description}"
+        settings = [f"{key}={as_text(value)}" for key, value in step_settings(step).items()]
+        if settings:
+            yield f"     {' ' * width}  {', '.join(settings)}"
 
 
 def _settings(name: str, settings: Settings) -> Iterator[str]:
-    shown = (other for other in used(name, settings) if other != "compose")
-    sections = {other: settings.of(other, load(other).section) for other in shown}
-    for part, section in {"rewards": settings.rewards, **sections}.items():
+    """Yield the settings that the estimator reads, as on verl's command line."""
+    sections = {"rewards": settings.rewards}
+    for method_name in used(name, settings):
+        section = section_of(method_name, settings)
+        if method_name != "compose" and section is not None:
+            sections[method_name] = section
+    for section_name, section in sections.items():
         for key, value in dataclasses.asdict(section).items():
-            text = f"algorithm.{part}.{key}={as_text(value)}"
-            yield f"  '{text}'" if "[" in text or "{" in text else f"  {text}"
+            text = f"algorithm.{section_name}.{key}={as_text(value)}"
+            needs_quotes = "[" in text or "{" in text
+            yield f"  '{text}'" if needs_quotes else f"  {text}"
     yield f"  algorithm.norm_adv_by_std_in_grpo={settings.norm_by_std}"
     yield f"  algorithm.use_kl_in_reward={settings.kl_in_reward}"
     yield f"  {LOSS}={settings.loss_agg_mode}"
 
 
 def _as_overrides(chain: Chain, settings: Settings) -> str:
-    steps = ",".join(as_text(item) for item in as_list(chain))
-    accuracy = {name: getattr(settings.rewards, name) for name in ("accuracy_key", "accuracy_threshold")}
-    used = [f" +algorithm.rewards.{key}={as_text(value)}" for key, value in accuracy.items() if value is not None]
-    more = "".join(used) if chain.needs_accuracy else ""
-    return f"  algorithm.adv_estimator=compose '+algorithm.compose.steps=[{steps}]'{more}"
+    """Return the list of steps that equals a chain, as overrides on verl's command line."""
+    overrides = ["algorithm.adv_estimator=compose", f"'+algorithm.compose.steps={as_text(as_list(chain))}'"]
+    if chain.needs_accuracy:
+        for key in ("accuracy_key", "accuracy_threshold"):
+            value = getattr(settings.rewards, key)
+            if value is not None:
+                overrides.append(f"+algorithm.rewards.{key}={as_text(value)}")
+    return f"  {' '.join(overrides)}"
 
 
 def as_text(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verl_ext.core.groups import Array
-from verl_ext.core.schema import make
+from verl_ext.core.schema import parse_dataclass
 from verl_ext.errors import DataError, listed, reading, unknown
 from verl_ext.files import METRICS, json_lines
 from verl_ext.registry import INSTALLED
@@ -89,7 +89,7 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
             notes.append(f"{file} is skipped, because it has no metadata `verl_ext`, which every dump of verl_ext has.")
             continue
         with reading(file):
-            about = make(About, json.loads(metadata), f"{file}: verl_ext")
+            about = parse_dataclass(About, json.loads(metadata), f"{file}: verl_ext")
         if file.parent in starts and (other := [*starts][-1]) != file.parent:
             raise DataError(
                 f"By the modification times of their files, {file.parent} and {other} were written by two runs at the "

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.core.batch import Batch, unit_accuracy
+from verl_ext.core.batch import SCORE, Batch, unit_accuracy
 from verl_ext.core.chain import Chain
+from verl_ext.core.effects import synthetic_batches_for, weights_matter
 from verl_ext.core.groups import Array
 from verl_ext.core.rubrics import to_columns
 from verl_ext.core.turns import Turns
@@ -179,11 +180,16 @@ def _differences(variant: Variant, rollouts: Rollouts) -> Iterator[str]:
             f"of tokens is not known. All responses have the same weight here. Add a column `{TOKENS}` with the number "
             "of response tokens."
         )
-    if weights is not None and not any(hasattr(step, "weights") for step in chain.steps):
+    if weights is not None and _ignores_weights(variant):
         yield (
             "algorithm.rewards.weights has no effect on this estimator, and verl_ext rejects a run that sets it. Set "
             "algorithm.rewards.weights=null for this variant."
         )
+
+
+def _ignores_weights(variant: Variant) -> bool:
+    keys = variant.settings.rewards.keys or (SCORE,)
+    return not weights_matter(variant.chain, synthetic_batches_for(variant.chain, keys))
 
 
 def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:

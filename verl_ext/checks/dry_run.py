@@ -1,0 +1,79 @@
+"""Compute an estimator on synthetic batches before the run, because a list of steps may fail or do nothing."""
+
+import traceback
+from collections.abc import Iterator
+
+import numpy as np
+
+from verl_ext.core.batch import SCORE
+from verl_ext.core.chain import Chain, plain_state
+from verl_ext.core.effects import advantages_of, measure, synthetic_batches_for, weights_matter
+from verl_ext.core.step_lists import is_built_in
+from verl_ext.errors import Finding, VerlExtError
+from verl_ext.methods import METHODS
+from verl_ext.run_config import RunConfig
+
+NO_EFFECT = Finding(
+    "error",
+    "algorithm.rewards.weights has no effect on this estimator, because none of its steps applies the weights.",
+    "Remove algorithm.rewards.weights. In a custom step, read `batch.weights`.",
+)
+
+
+def dry_run(run: RunConfig) -> Iterator[Finding]:
+    """Report an estimator that fails on synthetic batches, or that contains a step or a setting without effect."""
+    chain = run.chain
+    keys = run.settings.rewards.keys
+    if chain is None or (chain.per_reward and keys is None):  # another rule reports missing keys
+        return
+    if chain.needs_fields:  # fields of verl's batch, which a synthetic batch lacks
+        return
+    batches = synthetic_batches_for(chain, keys or (SCORE,))
+    try:
+        advantages = advantages_of(chain, batches)
+        plain_state(chain(batches[0]).state)
+        ignores_weights = not weights_matter(chain, batches)
+    except Exception as error:  # noqa: BLE001 - a custom step may raise anything
+        yield _failure(run.name, error)
+        return
+    if not np.isfinite(advantages).all():
+        yield Finding(
+            "error",
+            f"The estimator {run.name} returns advantages that are not finite for synthetic batches.",
+            "Return only finite numbers from each step.",
+        )
+        return
+    if ignores_weights:
+        yield NO_EFFECT
+    # A built-in method has been measured with its default settings by the tests of this package.
+    if any(name == "compose" or name not in METHODS for name in run.used):
+        yield from _steps_without_effect(run, chain)
+
+
+def _steps_without_effect(run: RunConfig, chain: Chain) -> Iterator[Finding]:
+    """Report steps and settings of a list that have no effect."""
+    rewards = run.settings.rewards
+    try:
+        yield from measure(
+            chain.steps,
+            rewards=max(3, len(rewards.keys or ())),
+            per_turn=bool(rewards.per_turn),
+            rubric=bool(rewards.rubrics),
+        )
+    except Exception as error:  # noqa: BLE001 - a custom step may raise anything
+        # A custom step may be written for the rewards of the run alone, with which it did not fail.
+        if all(map(is_built_in, chain.steps)):
+            yield _failure(run.name, error)
+
+
+def _failure(name: str, error: Exception) -> Finding:
+    """Return the finding for an estimator that raises an error on a synthetic batch."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    # An error of verl_ext says itself what to do.
+    fix = "" if isinstance(error, VerlExtError) else "Remove the step that raises this error, or correct its code."
+    return Finding(
+        "error",
+        f"The estimator {name} fails in line {place.lineno} of {place.filename} for synthetic batches "
+        f"({type(error).__name__}: {error}).",
+        fix,
+    )
