@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step, apply_step
-from verl_ext.core.groups import TOLERANCE, Array, Groups
+from verl_ext.core.groups import TOLERANCE, Array, Index
 from verl_ext.core.step_lists import is_built_in
 from verl_ext.core.turns import Turns
 from verl_ext.errors import Finding
@@ -42,47 +42,72 @@ def synthetic_batches(
     groups only. Responses of different length, prompts of different accuracy. With `per_turn`, the first reward has one
     number per turn. With `rubric`, the last reward has two criteria whose weights depend on the prompt.
     """
-    first, second = (_synthetic_batch(seed, keys, minimum, per_turn=per_turn, rubric=rubric) for seed in (0, 1))
+    columns = Columns.of(keys, rubric=rubric)
+    first = _synthetic_batch(np.random.default_rng(0), columns, minimum, per_turn=per_turn)
+    second = _synthetic_batch(np.random.default_rng(1), columns, minimum, per_turn=per_turn)
     return first, second
 
 
-def _synthetic_batch(seed: int, keys: Sequence[str], minimum: float, *, per_turn: bool, rubric: bool) -> Batch:
-    random = np.random.default_rng(seed)
-    prompt = np.repeat(np.arange(len(GROUP_SIZES)), GROUP_SIZES)  # of each response
-    names = [*keys]
-    column_keys = [*keys]
-    factors = None
-    if rubric:
-        names[-1:] = [f"{keys[-1]}[0]", f"{keys[-1]}[1]"]
-        column_keys.append(keys[-1])
-        factors = np.ones((len(prompt), len(names)))
-        factors[:, -2] = (1 + prompt) / (2 + prompt)
-        factors[:, -1] = 1 / (2 + prompt)
-    rewards = random.random((len(prompt), len(names)))
-    scales = np.linspace(0.5, 1.0, len(names))
-    rewards[prompt == AGREEING] = random.random((GROUP_SIZES[AGREEING], 1)) * scales
-    rewards[prompt == CONSTANT] = scales
-    rewards[prompt % 2 == 0, 0] = 0.5
-    rewards += minimum
-    accuracy = (random.random(len(prompt)) < (prompt + 1) / len(GROUP_SIZES)).astype(np.float64)
-    turn_counts = random.integers(1, 4, len(prompt)) if per_turn else np.ones(len(prompt), dtype=np.intp)
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a synthetic batch."""
+
+    names: tuple[str, ...]
+    """`K` names."""
+    keys: tuple[str, ...]
+    """`K` the reward of each column."""
+    factors: Array | None
+    """`[prompts, K]` the weight of each criterion within its rubric, or None without a rubric."""
+
+    @classmethod
+    def of(cls, keys: Sequence[str], *, rubric: bool) -> Columns:
+        """Return one column per reward. With `rubric` the last reward has two columns."""
+        if not rubric:
+            return cls(tuple(keys), tuple(keys), None)
+        *others, last = keys
+        names = (*others, f"{last}[0]", f"{last}[1]")
+        factors = np.ones((len(GROUP_SIZES), len(names)))
+        first_weight = np.linspace(0.3, 0.7, len(GROUP_SIZES))  # of each prompt
+        factors[:, -2] = first_weight
+        factors[:, -1] = 1 - first_weight
+        return cls(names, (*others, last, last), factors)
+
+
+def _synthetic_batch(random: np.random.Generator, columns: Columns, minimum: float, *, per_turn: bool) -> Batch:
+    prompt_of_response = np.repeat(np.arange(len(GROUP_SIZES)), GROUP_SIZES)
+    rewards = minimum + _synthetic_rewards(random, prompt_of_response, len(columns.names))
+    responses = len(prompt_of_response)
+    chance_of_correct = (prompt_of_response + 1) / len(GROUP_SIZES)
+    is_correct = random.random(responses) < chance_of_correct
+    turn_counts = random.integers(1, 4, responses) if per_turn else np.ones(responses, dtype=np.intp)
     turns = Turns.of_counts(turn_counts, columns=(0,) if per_turn else ())
-    response = np.repeat(np.arange(len(prompt)), turn_counts)  # of each row
-    rewards = rewards[response]
+    # From here on each row is a turn. Without `per_turn` it is a response.
+    prompt_of_row = prompt_of_response[turns.response]
+    rewards = rewards[turns.response]
     if per_turn:
-        rewards[:, 0] += random.random(len(response))
+        rewards[:, 0] += random.random(len(rewards))
     return Batch.of(
         rewards,
-        prompt[response].tolist(),
-        prompts=Groups.of(prompt[response].tolist()),
+        prompt_of_row.tolist(),
         turns=turns,
-        keys=names,
-        column_keys=column_keys,
-        factors=None if factors is None else factors[response],
-        lengths=random.integers(1, 9, len(response)).astype(np.float64),
+        keys=columns.names,
+        column_keys=columns.keys,
+        factors=None if columns.factors is None else columns.factors[prompt_of_row],
+        lengths=random.integers(1, 9, len(rewards)).astype(np.float64),
         outputs=(turns.number == 0).astype(np.float64),
-        accuracy=accuracy[response],
+        accuracy=is_correct[turns.response].astype(np.float64),
     )
+
+
+def _synthetic_rewards(random: np.random.Generator, prompt_of_response: Index, columns: int) -> Array:
+    """Return `[responses, K]` rewards in [0, 1]."""
+    rewards = random.random((len(prompt_of_response), columns))
+    scale_of_column = np.linspace(0.5, 1.0, columns)
+    quality = random.random((GROUP_SIZES[AGREEING], 1))  # of each response
+    rewards[prompt_of_response == AGREEING] = quality * scale_of_column
+    rewards[prompt_of_response == CONSTANT] = scale_of_column
+    rewards[prompt_of_response % 2 == 0, 0] = 0.5
+    return rewards
 
 
 def synthetic_batches_for(chain: Chain, keys: Sequence[str]) -> tuple[Batch, Batch]:
@@ -136,22 +161,24 @@ def measure(steps: Sequence[Step], *, rewards: int, per_turn: bool = False, rubr
     ['Step 4 of the list, center, has no effect: the advantages are the same without it.']
     """
     steps = [step.for_rewards(rewards) for step in steps]
-    batches = synthetic_batches([f"reward_{number}" for number in range(rewards)], per_turn=per_turn, rubric=rubric)
+    keys = [f"reward_{number}" for number in range(rewards)]
+    batches = synthetic_batches(keys, per_turn=per_turn, rubric=rubric)
     expected = advantages_of(Chain(tuple(steps)), batches)
     for index, step in enumerate(steps):
+        before = steps[:index]
+        after = steps[index + 1 :]
         if not is_built_in(step):
             continue
         label = f"Step {index + 1} of the list, {step.name},"
         # The result of a custom step that comes later may hide an effect.
-        custom_step_follows = not all(map(is_built_in, steps[index + 1 :]))
-        severity: Literal["error", "warning"] = "warning" if custom_step_follows else "error"
-        if step.needs_centered and not _gets_centered_values(steps, index, batches):
+        severity: Literal["error", "warning"] = "error" if all(map(is_built_in, after)) else "warning"
+        if step.needs_centered and not _are_centered(before, batches):
             yield Finding(
                 "error",
                 f"{label} divides values whose mean is not 0 in each group.",
                 f"Move it directly behind center, or remove {step.name}.",
             )
-        elif not step.sums and _is_same([*steps[:index], *steps[index + 1 :]], batches, expected):
+        elif not step.sums and _is_same([*before, *after], batches, expected):
             yield Finding(
                 severity,
                 f"{label} has no effect: the advantages are the same without it.",
@@ -159,7 +186,7 @@ def measure(steps: Sequence[Step], *, rewards: int, per_turn: bool = False, rubr
             )
         for setting in _settings_that_are_true(step):
             changed = replace(step, **{setting: False})
-            if _is_same([*steps[:index], changed, *steps[index + 1 :]], batches, expected):
+            if _is_same([*before, changed, *after], batches, expected):
                 yield Finding(
                     severity,
                     f"{label} has {setting}=True, which has no effect: the advantages are the same with "
@@ -181,17 +208,17 @@ def _is_same(steps: Sequence[Step], batches: Sequence[Batch], expected: Array) -
     return are_same(advantages, expected)
 
 
-def _gets_centered_values(steps: Sequence[Step], index: int, batches: Sequence[Batch]) -> bool:
-    """Return whether the values that reach a step have mean 0 in every group of the batches."""
+def _are_centered(steps: Sequence[Step], batches: Sequence[Batch]) -> bool:
+    """Return whether the values after the steps have mean 0 in every group of the batches."""
     states = dict(Chain(tuple(steps)).init())
     for batch in batches:
         values = batch.returns
-        for step in steps[:index]:
+        for step in steps:
             result = apply_step(step, values, batch, states.get(step.name))
             values = result.values
             states[step.name] = result.state
         mean = batch.groups.mean(values)
-        largest = np.fmax.reduce(np.abs(values), axis=None, initial=1.0)
-        if (np.abs(mean) > TOLERANCE * largest).any():
+        largest_value = np.fmax.reduce(np.abs(values), axis=None, initial=1.0)
+        if (np.abs(mean) > TOLERANCE * largest_value).any():
             return False
     return True
