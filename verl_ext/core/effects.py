@@ -26,10 +26,14 @@ from verl_ext.errors import Finding
 
 SAME = 1e-4
 """Advantages are the same if they differ by at most this fraction of the largest absolute advantage."""
-GROUP_SIZES = (5, 4, 6, 3, 4, 1)
+GROUP_SIZES = (5, 4, 6, 5, 3, 4, 1)
 """Responses to each prompt of a synthetic batch."""
-AGREEING, CONSTANT = 1, 4
-"""The group in which all rewards rise together, and the group in which no reward varies."""
+AGREEING = (1, 3)
+"""The groups in which all rewards rise together, so that few of their responses conflict even with many rewards."""
+CONSTANT = 5
+"""The group in which no reward varies."""
+REWARDS = 3
+"""Number of synthetic rewards with which lists are measured. With one reward many steps have no effect."""
 
 
 def synthetic_batches(
@@ -103,8 +107,10 @@ def _synthetic_rewards(random: np.random.Generator, prompt_of_response: Index, c
     """Return `[responses, K]` rewards in [0, 1]."""
     rewards = random.random((len(prompt_of_response), columns))
     scale_of_column = np.linspace(0.5, 1.0, columns)
-    quality = random.random((GROUP_SIZES[AGREEING], 1))  # of each response
-    rewards[prompt_of_response == AGREEING] = quality * scale_of_column
+    quality = random.random((len(prompt_of_response), 1))
+    exponent_of_column = np.linspace(0.5, 2.0, columns)
+    is_agreeing = np.isin(prompt_of_response, AGREEING)
+    rewards[is_agreeing] = scale_of_column * quality[is_agreeing] ** exponent_of_column
     rewards[prompt_of_response == CONSTANT] = scale_of_column
     rewards[prompt_of_response % 2 == 0, 0] = 0.5
     return rewards
@@ -151,17 +157,17 @@ def _are_same_with(chain: Chain, first: tuple[float, ...], second: tuple[float, 
     return are_same(advantages[0], advantages[1])
 
 
-def measure(steps: Sequence[Step], *, rewards: int, per_turn: bool = False, rubric: bool = False) -> Iterator[Finding]:
+def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = False) -> Iterator[Finding]:
     """Yield a finding for each built-in step that gets values it cannot process, or that has no effect.
 
-    `rewards` is the number of synthetic rewards, of which each has weight 1. Raise if the list fails on the batches.
+    There are three synthetic rewards of weight 1, whatever rewards a run has. Raise if the list fails on the batches.
 
     >>> from verl_ext.core.steps import Center, ScaleByStd, WeightedSum
-    >>> [finding.text for finding in measure([Center(), ScaleByStd(), WeightedSum(), Center()], rewards=3)]
+    >>> [finding.text for finding in measure([Center(), ScaleByStd(), WeightedSum(), Center()])]
     ['Step 4 of the list, center, has no effect: the advantages are the same without it.']
     """
-    steps = [step.for_rewards(rewards) for step in steps]
-    keys = [f"reward_{number}" for number in range(rewards)]
+    steps = [step.for_rewards(REWARDS) for step in steps]
+    keys = [f"reward_{number}" for number in range(REWARDS)]
     batches = synthetic_batches(keys, per_turn=per_turn, rubric=rubric)
     expected = advantages_of(Chain(tuple(steps)), batches)
     for index, step in enumerate(steps):

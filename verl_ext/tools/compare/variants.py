@@ -182,7 +182,7 @@ def _differences(variant: Variant, rollouts: Rollouts) -> Iterator[str]:
             "of response tokens."
         )
     if variant.name == COMPOSE:
-        for finding in measure(chain.steps, rewards=max(3, len(variant.settings.rewards.keys or ()))):
+        for finding in measure(chain.steps):
             yield f"{finding.text} A run with this list is rejected. {finding.fix}"
     if weights is not None and _ignores_weights(variant):
         yield (
