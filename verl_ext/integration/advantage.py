@@ -47,10 +47,10 @@ def compute(
     """Return the advantages `[B, L]` of the batch that a trainer is computing, twice: verl wants returns as well."""
     run, chain, table = _at_work(name)
     rows, settings = table.rows, run.settings.rewards
-    if len(rows.owner) != len(response_mask):
+    if len(rows.trajectory_of_row) != len(response_mask):
         raise IntegrationError(
-            f"The estimator {name!r} was called with {len(response_mask)} of the {len(rows.owner)} rows of a batch. "
-            "Pass all rows in the trainer, because advantages depend on the whole batch."
+            f"The estimator {name!r} was called with {len(response_mask)} of the {len(rows.trajectory_of_row)} rows "
+            "of a batch. Pass all rows in the trainer, because advantages depend on the whole batch."
         )
     run.computed_at, run.called = run.step, True
     mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
