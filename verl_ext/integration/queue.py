@@ -1,6 +1,6 @@
 """verl's TransferQueue, the store of the default trainer: read the named rewards of a batch, and write fields.
 
-Only this module calls TransferQueue. The names of its rows are taken apart here and in `core/rows.py`.
+Only this module calls TransferQueue. The names of its rows are taken apart here and in `core/row_index.py`.
 """
 
 from collections.abc import Mapping, Sequence
