@@ -76,29 +76,36 @@ class Columns:
         factors[:, -1] = 1 - first_weight
         return cls(names, (*others, last, last), factors)
 
+    def factors_of(self, prompt_of_row: Index) -> Array | None:
+        """Return `[N, K]` the factors of each row, or None without a rubric."""
+        return None if self.factors is None else self.factors[prompt_of_row]
+
 
 def _synthetic_batch(random: np.random.Generator, columns: Columns, minimum: float, *, per_turn: bool) -> Batch:
     prompt_of_response = np.repeat(np.arange(len(GROUP_SIZES)), GROUP_SIZES)
-    rewards = minimum + _synthetic_rewards(random, prompt_of_response, len(columns.names))
     responses = len(prompt_of_response)
+    rewards = minimum + _synthetic_rewards(random, prompt_of_response, len(columns.names))
     chance_of_correct = (prompt_of_response + 1) / len(GROUP_SIZES)
     is_correct = random.random(responses) < chance_of_correct
-    turn_counts = random.integers(1, 4, responses) if per_turn else np.ones(responses, dtype=np.intp)
-    turns = Turns.of_counts(turn_counts, columns=(0,) if per_turn else ())
+    turns = Turns.of_counts([1] * responses)
+    if per_turn:
+        turns = Turns.of_counts(random.integers(1, 4, responses), columns=(0,))
     # From here on each row is a turn. Without `per_turn` it is a response.
     prompt_of_row = prompt_of_response[turns.response]
     rewards = rewards[turns.response]
     if per_turn:
         rewards[:, 0] += random.random(len(rewards))
+    lengths = random.integers(1, 9, len(rewards))
+    is_first_turn = turns.number == 0  # with which the one output of a response begins
     return Batch.of(
         rewards,
         prompt_of_row.tolist(),
         turns=turns,
         keys=columns.names,
         column_keys=columns.keys,
-        factors=None if columns.factors is None else columns.factors[prompt_of_row],
-        lengths=random.integers(1, 9, len(rewards)).astype(np.float64),
-        outputs=(turns.number == 0).astype(np.float64),
+        factors=columns.factors_of(prompt_of_row),
+        lengths=lengths.astype(np.float64),
+        outputs=is_first_turn.astype(np.float64),
         accuracy=is_correct[turns.response].astype(np.float64),
     )
 
