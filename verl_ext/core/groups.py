@@ -114,9 +114,9 @@ class Groups:
         """Return the mean of the scored values, and whether they vary (see `varies`) by more than `rounding`."""
         mean = self.mean(x)
         by_group = x[self.order]
-        spread = np.fmax.reduceat(by_group, self.starts) - np.fmin.reduceat(by_group, self.starts)
+        value_range = np.fmax.reduceat(by_group, self.starts) - np.fmin.reduceat(by_group, self.starts)
         tolerance = TOLERANCE * np.fmax(1.0, np.abs(mean))
-        varies: Bools = spread > np.fmax(tolerance, rounding)
+        varies: Bools = value_range > np.fmax(tolerance, rounding)
         return mean, varies
 
     def broadcast(self, per_group: npt.NDArray[D]) -> npt.NDArray[D]:

@@ -151,24 +151,24 @@ def advantage_metrics(advantages: Array) -> Metrics:
     return _moments("advantage", advantages) | {"advantage/zero_fraction": float((advantages == 0).mean())}
 
 
-def reward_contributions(groups: Groups, parts: Array, total: Array, advantages: Array) -> Array:
+def reward_contributions(groups: Groups, terms: Array, total: Array, advantages: Array) -> Array:
     """Return `[K]` each reward's contribution to the advantages: the mean of `cov(c_k, S) / var(S)` over groups.
 
-    `S` is `total`, the sum of the rewards, and `c_k` is a column of `parts`, the term of a reward in the sum.
+    `S` is `total`, the sum of the rewards, and `c_k` is a column of `terms`, the term of a reward in the sum.
     Each group is weighted by the sum of its squared advantages. A contribution is below 0 or above 1 if rewards oppose
-    each other. The difference to 1 comes from other terms than the rewards in `parts`. The result is NaN if no group
+    each other. The difference to 1 comes from other terms than the rewards in `terms`. The result is NaN if no group
     has both nonzero advantages and an `S` with nonzero variance.
 
-    >>> parts = np.array([[3.0, 0.0], [-3.0, 1.0]])
-    >>> reward_contributions(Groups.of("gg"), parts, parts.sum(axis=1), np.array([1.0, -1.0]))
+    >>> terms = np.array([[3.0, 0.0], [-3.0, 1.0]])
+    >>> reward_contributions(Groups.of("gg"), terms, terms.sum(axis=1), np.array([1.0, -1.0]))
     array([ 1.2, -0.2])
     """
     mean, varies = groups.variation(total)
     group_weights = np.where(varies, groups.sum(np.square(advantages)), 0.0)
     if not group_weights.any():
-        return np.full(parts.shape[1], np.nan)
+        return np.full(terms.shape[1], np.nan)
     deviations = np.nan_to_num(total - groups.broadcast(mean))
-    centered = parts - groups.broadcast(groups.mean(parts))  # so that a large offset leaves no rounding
+    centered = terms - groups.broadcast(groups.mean(terms))  # so that a large offset leaves no rounding
     covariance = groups.sum(centered * deviations[:, None])  # [G, K]
     variance = groups.sum(np.square(deviations))  # [G]
     contributions = divide(covariance, variance[:, None])
@@ -177,13 +177,13 @@ def reward_contributions(groups: Groups, parts: Array, total: Array, advantages:
 
 
 def contribution_metrics(
-    keys: Sequence[str], groups: Groups, parts: Array, total: Array, advantages: Array, *, rest: bool
+    keys: Sequence[str], groups: Groups, terms: Array, total: Array, advantages: Array, *, rest: bool
 ) -> Metrics:
     """Return the contributions of `reward_contributions` by reward, and with `rest` the difference of their sum to 1.
 
     A single reward without a rest is not reported, because its contribution is always 1.
     """
-    contributions = reward_contributions(groups, parts, total, advantages)
+    contributions = reward_contributions(groups, terms, total, advantages)
     if np.isnan(contributions).any() or (len(keys) == 1 and not rest):
         return {}
     metrics: Metrics = {}
