@@ -12,9 +12,9 @@ HA-DW weights any base advantage A by the distance of the prompt's accuracy from
     anchor=window   C = mean of y over the last batches, including the current batch
     anchor=fixed    C = fixed_anchor
 
-`eta_min` is an addition to the paper, whose formula is `eta_min=0`. With 0, sigma_t collapses and C stops moving, as the
-metric `capability_posterior` shows. The default, 0.05, corresponds to a memory of about 20 batches. `eta` shortens the
-memory while the capability moves.
+`eta_min` is an addition to the paper, whose formula is `eta_min=0`. With 0, sigma_t collapses and C stops moving, as
+the metric `capability_posterior` shows. The default, 0.05, corresponds to a memory of about 20 batches. `eta` shortens
+the memory while the capability moves.
 
 Edge cases: a group of one response, or with a range of at most 1e-6 max(1, |mean|), has A = 0. Phi is above 0, so no
 sign flips, and 0 stays 0. The advantages of a group no longer sum to 0. The first batch of the soft anchor sets C and
