@@ -16,9 +16,9 @@ from verl_ext.core.history import WeightByHistory
 STEPS = {
     "center": (steps.Center(), 2),
     "center, leave one out": (steps.Center(leave_one_out=True), 2),
-    "drop conflicts": (steps.DropConflicts(weights=(2.0, -0.5)), 2),
-    "drop conflicts, snr": (steps.DropConflicts("snr", 0.8), 2),
-    "weigh by variation": (steps.WeightByVariation(min_values=(-10.0, -10.0)), 2),
+    "drop conflicts": (cross_reward.DropConflicts(weights=(2.0, -0.5)), 2),
+    "drop conflicts, snr": (cross_reward.DropConflicts("snr", 0.8), 2),
+    "weigh by variation": (cross_reward.WeightByVariation(min_values=(-10.0, -10.0)), 2),
     "weigh by density": (cross_reward.WeightByDensity(), 2),
     "weigh by density, positive": (cross_reward.WeightByDensity("positive"), 2),
     "scale by common std": (cross_reward.ScaleByCommonStd((2.0, 0.5)), 2),
@@ -69,7 +69,7 @@ def test_values_are_float64_and_nan_where_nothing_is_scored_and_metrics_are_fini
     missing = np.isnan(values)
     if step.sums:
         missing = missing.all(axis=1, keepdims=True)
-    elif isinstance(step, steps.DropConflicts):
+    elif isinstance(step, cross_reward.DropConflicts):
         missing = missing | np.isnan(result.values).all(axis=1, keepdims=True)
     np.testing.assert_array_equal(np.isnan(result.values), missing)
     assert result.values.dtype == np.float64

@@ -13,7 +13,7 @@ from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, label_text
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 
-# The square of a larger reward, or its advantage in float32, would overflow.
+# The square of a weighted reward is then at most (1e30 * 1e30)^2 = 1e120, so that sums of squares stay finite.
 LARGEST_REWARD = 1e30
 
 SCORE = "score"
@@ -229,6 +229,10 @@ class Batch:
             prompts = Groups.of(labels)
         if turns is None:
             turns = Turns(np.zeros(size, dtype=np.intp))
+        column_keys = tuple(column_keys or keys)
+        _require_length("prompts", len(prompts.ids), "rows", size)
+        _require_length("turns", len(turns.number), "rows", size)
+        _require_length("column_keys", len(column_keys), "columns", len(keys))
         groups = prompts
         if not turns.last.all():
             prompt_and_turn = zip(prompts.ids.tolist(), turns.number.tolist(), strict=True)
@@ -236,7 +240,6 @@ class Batch:
         returns = turns.returns(conditioned)
         for values in (raw, conditioned, returns):
             values.setflags(write=False)
-        column_keys = tuple(column_keys or keys)
         return cls(
             raw=raw,
             rewards=conditioned,
@@ -325,6 +328,11 @@ def _kl_reward(values: Counts | None, rewards: Array, labels: Sequence[Hashable]
             label=labels[row],
         )
     return kl_reward
+
+
+def _require_length(name: str, length: int, unit: str, expected: int) -> None:
+    if length != expected:
+        raise DataError(f"{name} has {length} entries for {expected} {unit}. Pass one entry for each of the {unit}.")
 
 
 def _factors(values: Array | None, shape: tuple[int, ...]) -> Array | None:

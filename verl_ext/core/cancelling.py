@@ -14,7 +14,7 @@ Two rewards of three responses in one group, `a` rising and `b` falling by 0.1:
 >>> batch = Batch.of(np.float32(exact), ["g", "g", "g"], keys=("a", "b"))
 
 `center` and `scale_by_std` should make them (-1, 0, 1) and (1, 0, -1), whose sums are 0. The float32 numbers next to
-1000 are 2^-14 = 0.00006 apart, so 1000.1 is stored as 1000.09998. After the division by the standard deviation 0.1, the
+1000 are 2^-14 = 0.000061 apart, so 1000.1 is stored as 1000.09998. After the division by the standard deviation 0.1, the
 sums differ from 0 by up to 0.0004, which is far above the tolerance of 1e-6 for a group with zero variance:
 
 >>> scaled = ScaleByStd().apply(Center().apply(batch.returns, batch), batch)
@@ -23,7 +23,7 @@ sums differ from 0 by up to 0.0004, which is far above the tolerance of 1e-6 for
 ([[-0.0002], [0.00041], [-0.0002]], True)
 
 `rounding_range` computes how large a range of sums the rounding alone can produce. Here the scale of each reward is
-1 / 0.1 = 10 and each weight is 1. Each reward contributes 4 units x 0.00006 x 10 = 0.0024, so both give 0.0049:
+1 / 0.1 = 10 and each weight is 1. Each reward contributes 4 units x 0.000061 x 10 = 0.00244, so both give 0.0049:
 
 >>> rounding_range(scaled, batch).round(4)
 array([0.0049])
@@ -73,8 +73,13 @@ def zero_constant_groups(values: Array, groups: Groups, rounding: Array | float 
     value of the batch.
     """
     mean, varies = groups.variation(values, rounding)
-    largest_value = np.fmax.reduce(np.abs(values), axis=None, initial=1.0)
-    if (np.abs(mean) > TOLERANCE * largest_value).any():
+    if not means_are_zero(mean, values):
         return values, False
     is_kept = groups.broadcast(varies) | np.isnan(values)
     return np.where(is_kept, values, 0.0), True
+
+
+def means_are_zero(mean_of_group: Array, values: Array) -> bool:
+    """Return whether the means of all groups are 0 up to rounding, relative to the largest absolute value."""
+    largest_value = np.fmax.reduce(np.abs(values), axis=None, initial=1.0)
+    return not bool((np.abs(mean_of_group) > TOLERANCE * largest_value).any())

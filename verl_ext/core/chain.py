@@ -77,8 +77,9 @@ class Step:
     adds_kl: ClassVar[bool] = False
     """Whether the step adds the KL term of the reward, `batch.kl_reward`, to the sum."""
     divides_by_std: ClassVar[bool] = False
-    """Whether the step divides by a standard deviation of the rewards, in the group or in the batch. If True, verl's
-    `norm_adv_by_std_in_grpo=False` is rejected. Whitening after the sum does not count."""
+    """Whether the step divides by the standard deviation of the rewards, or by another measure of their scale, in the
+    group or in the batch. If True, verl's `norm_adv_by_std_in_grpo=False` is rejected. Whitening after the sum does not
+    count."""
     reads_one_group: ClassVar[bool] = False
     """Whether the result for a group depends only on the rewards of this group. The group filter `any_reward` applies
     such steps to groups one by one."""
@@ -238,6 +239,11 @@ class Chain:
             metrics |= result.metrics
             if result.state is not None:
                 new_states[step.name] = result.state
+            elif step.name in old_states:
+                raise ConfigurationError(
+                    f"The step {step.name!r} has a state but returns none. Return StepResult(values, state=...) with "
+                    "the state for the next batch."
+                )
         if values.shape[1] != 1 or not self.steps:
             raise ConfigurationError(
                 f"A chain must end with one value per trajectory, but the steps {[step.name for step in self.steps]} "

@@ -64,7 +64,7 @@ class WeightByHistory(Anchor, Step):
         if state["anchor"] != self.anchor:
             raise CheckpointError(
                 f"The saved state of {self.name} has anchor={state['anchor']}, but this run has anchor={self.anchor}. "
-                f"Set algorithm.hadw.anchor={state['anchor']}."
+                f"Set anchor={state['anchor']}, with hadw as algorithm.hadw.anchor={state['anchor']}."
             )
 
     def transform(self, values: Array, batch: Batch, state: dict[str, Any]) -> StepResult:

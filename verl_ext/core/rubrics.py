@@ -93,7 +93,11 @@ def rubric(entries: Iterable[float], weights: Iterable[float] | None = None) -> 
                 "Return verl_ext.rubric([1.0, 0.0], weights=[2.0, 1.0]), for example."
             )
     values = list(map(float, entries))
-    float_weights = [1.0] * len(values) if weights is None else map(float, weights)
+    float_weights = [1.0] * len(values) if weights is None else list(map(float, weights))
+    if len(float_weights) != len(values):
+        raise DataError(
+            f"The rubric has {len(values)} criteria and {len(float_weights)} weights. Return one weight per criterion."
+        )
     pairs = list(zip(values, float_weights, strict=True))
     return json.dumps(pairs)
 

@@ -1,25 +1,20 @@
-"""Steps on each reward and within groups, and the weighted sum.
+"""Steps on each reward alone, and the weighted sum.
 
 Steps that combine information across rewards are in `cross_reward`, and steps after the sum in `post_sum` and
 `history`. Values are `[N, K]`. NaN means "not scored" and passes through every step.
 """
 
-from __future__ import annotations
-
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.cancelling import rounding_range, zero_constant_groups
-from verl_ext.core.chain import Step, StepResult
-from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, divide, label_text
-from verl_ext.core.metrics import Metrics, metric_name
+from verl_ext.core.chain import Step
+from verl_ext.core.groups import TOLERANCE, Array, divide, label_text
 from verl_ext.core.schema import bounded
-from verl_ext.errors import ConfigurationError, DataError, listed
+from verl_ext.errors import ConfigurationError, DataError
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class DivideByMean(Step):
             row, column = np.argwhere(negative)[0]
             label = batch.prompts.labels[batch.prompts.ids[row]]
             raise DataError(
-                f"{self.name} (maxrl) needs rewards of at least 0, found {values[row, column]:g} for "
+                f"{self.name} needs rewards of at least 0, found {values[row, column]:g} for "
                 f"{label_text(label)}. Return nonnegative rewards, for example by mapping [-1, 1] to [0, 1]. Use no "
                 "negative weight, and center afterwards.",
                 label=label,
@@ -143,113 +138,6 @@ class ScaleByMad(ScaleByStd):
 
 
 @dataclass(frozen=True)
-class DropConflicts(Step):
-    """Drop responses whose rewards `w_k x_k` conflict, and scale the others by the fraction kept (GD2PO).
-
-    The rewards of a response conflict if one `w_k x_k` is positive and another one negative. `conflict=hard` drops
-    every such response. `conflict=snr` drops those with `|sum_k w_k x_k| / (sum_k |w_k x_k| + 1e-8) < tau`. The
-    remaining responses of a group are multiplied by the fraction of the group that is kept. A dropped response counts
-    as not scored from here on: whitening excludes it, and its advantage is 0. The metrics `conflict_fraction` and
-    `dropped_fraction` are fractions of the scored responses.
-
-    Edge cases: an `x_k` with an absolute value of at most 1e-6 is treated as rounding and has no sign. A reward that
-    has weight 0 or is not scored is ignored.
-    """
-
-    name: ClassVar[str] = "drop_conflicts"
-    before_sum: ClassVar[bool] = True
-    after_center: ClassVar[bool] = True
-    reads_one_group: ClassVar[bool] = True
-    not_with_rubrics: ClassVar[str] = "with many criteria most responses conflict and would be dropped"
-    conflict: Literal["hard", "snr"] = "hard"
-    """Responses to drop: `hard` drops every response with a conflict, `snr` only those whose rewards nearly cancel."""
-    tau: float = bounded(0.2, low=0.0, high=1.0, only_with={"conflict": ("snr",)})
-    """Threshold of `conflict=snr`: responses with a smaller ratio are dropped. The authors use 0.2, 0.5 and 0.8."""
-
-    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        is_scored = ~np.isnan(values).all(axis=1)
-        weighted = np.where(np.isnan(values), 0.0, values * batch.weights)
-        signed = np.where(np.abs(values) > TOLERANCE, weighted, 0.0)
-        has_positive = (signed > 0).any(axis=1)
-        has_negative = (signed < 0).any(axis=1)
-        in_conflict: Bools = np.logical_and(has_positive, has_negative)
-        is_dropped = in_conflict
-        if self.conflict == "snr":
-            ratio = np.abs(weighted.sum(axis=1)) / (np.abs(weighted).sum(axis=1) + 1e-8)
-            is_dropped = in_conflict & (ratio < self.tau)
-        kept_fraction = batch.groups.mean(np.where(is_scored, ~is_dropped, np.nan))
-        scaled = values * batch.groups.broadcast(kept_fraction)[:, None]
-        metrics = {}
-        if is_scored.any():
-            metrics["conflict_fraction"] = float(in_conflict[is_scored].mean())
-            metrics["dropped_fraction"] = float(is_dropped[is_scored].mean())
-        return StepResult(np.where(is_dropped[:, None], np.nan, scaled), metrics=metrics)
-
-
-@dataclass(frozen=True)
-class WeightByVariation(Step):
-    """Weight each reward by its coefficient of variation in the batch: `w_k x_k`, `w_k = K c_k / sum_l c_l` (SAW).
-
-    `c_k = std(r_k - low_k) / (|mean(r_k - low_k)| + 1e-8)`, and 1e-8 is also added to the sum. `low_k` is the minimum
-    of reward k. Mean and standard deviation (n - 1) are computed from the rewards `r_k` of the scored responses of the
-    batch, independently of earlier steps. With per-turn rewards `r_k` is the whole return of a response. The metric
-    `weight/<reward>` is w_k.
-
-    Edge case: a reward with zero variance has weight 0.
-
-    >>> batch = Batch.of([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0]], ["g"] * 3, keys=("correctness", "format"))
-    >>> step = WeightByVariation(min_values=(-3.0, 0.0))
-    >>> {name: round(w, 3) for name, w in step.transform(batch.returns, batch, None).metrics.items()}
-    {'weight/correctness': 0.732, 'weight/format': 1.268}
-    """
-
-    name: ClassVar[str] = "weight_by_variation"
-    before_sum: ClassVar[bool] = True
-    not_with_rubrics: ClassVar[str] = (
-        "it would compute one weight for criteria of different prompts that share a place in the list"
-    )
-    min_values: tuple[float, ...]
-    """Minimum value of each reward, in the order of `algorithm.rewards.keys`."""
-
-    def for_rewards(self, count: int) -> WeightByVariation:
-        return replace(self, min_values=(0.0,) * count)
-
-    @property
-    def min_reward(self) -> float:
-        return max(self.min_values, default=-math.inf)
-
-    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        if len(self.min_values) != len(batch.keys):
-            raise ConfigurationError(
-                f"{self.name} needs one entry in min_values for each of the rewards {listed(batch.keys)}, found "
-                f"{len(self.min_values)}. Set min_values=[...] with {len(batch.keys)} numbers."
-            )
-        above_minimum = self._above_minimum(batch)  # [responses, K]
-        whole_batch = Groups.of(["batch"] * len(above_minimum))  # one group
-        mean, varies = whole_batch.variation(above_minimum)
-        std = whole_batch.std(above_minimum - mean)
-        variation = np.where(varies, std / (np.abs(mean) + 1e-8), 0.0)  # [1, K], or [0, K] without responses
-        weights = len(batch.keys) * variation / (variation.sum(axis=1, keepdims=True) + 1e-8)
-        metrics = weight_metrics(batch.keys, weights.sum(axis=0))
-        return StepResult(values * weights, metrics=metrics)
-
-    def _above_minimum(self, batch: Batch) -> Array:
-        """Return `[responses, K]` how far each response's reward is above its minimum; raise if it is below."""
-        min_values = np.array(self.min_values)
-        rewards = batch.response_rewards()
-        below = rewards - min_values < -TOLERANCE * np.maximum(1.0, np.abs(min_values))
-        if below.any():
-            row, column = np.argwhere(below)[0]
-            raise DataError(
-                f"The reward {batch.keys[column]!r} is {rewards[row, column]:g}, which is below "
-                f"its entry {min_values[column]:g} in min_values of {self.name}. Set min_values to the smallest value "
-                "that each reward can have."
-            )
-        above_minimum: Array = rewards - min_values
-        return above_minimum
-
-
-@dataclass(frozen=True)
 class WeightedSum(Step):
     """Sum the weighted rewards, `sum_k w_k x_k`, and add the KL term of the reward if the batch has one.
 
@@ -286,11 +174,6 @@ class WeightedSum(Step):
         total[unscored.all(axis=1)] = np.nan
         total, _ = zero_constant_groups(total, batch.groups, rounding_range(values, batch))
         return total
-
-
-def weight_metrics(keys: Sequence[str], weights: Array) -> Metrics:
-    """Return the metric `weight/<reward>` of each reward."""
-    return {f"weight/{metric_name(key)}": float(weight) for key, weight in zip(keys, weights, strict=True)}
 
 
 def single(values: Array) -> Array:

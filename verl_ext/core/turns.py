@@ -51,6 +51,8 @@ class Turns:
         array([0, 1, 0])
         """
         counts = np.asarray(counts, dtype=np.intp)
+        if (counts < 1).any():
+            raise DataError("Each response must have at least one turn. Use the count 1 for a response without tokens.")
         first_row_of_response = counts.cumsum() - counts
         first_row = first_row_of_response.repeat(counts)
         number = np.arange(len(first_row)) - first_row

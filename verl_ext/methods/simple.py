@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_ext.core.chain import Step
-from verl_ext.core.cross_reward import ScaleByCommonStd, ScaleByCorrelation, SoftMin, WeightByDensity
+from verl_ext.core.cross_reward import (
+    DropConflicts,
+    ScaleByCommonStd,
+    ScaleByCorrelation,
+    SoftMin,
+    WeightByDensity,
+    WeightByVariation,
+)
 from verl_ext.core.post_sum import WeightByFocal, Whiten
 from verl_ext.core.schema import bounded
 from verl_ext.core.steps import (
     Center,
     DivideByBatchStd,
     DivideByMean,
-    DropConflicts,
     ScaleByStd,
-    WeightByVariation,
     WeightedSum,
 )
 from verl_ext.methods.method import Method
