@@ -12,6 +12,7 @@ import torch
 import yaml
 from hypothesis import given
 from omegaconf import OmegaConf
+from verl_ext.checks.trial import NO_EFFECT, try_out
 
 from tests import reference
 from tests.batches import Rollout, rollouts
@@ -19,7 +20,6 @@ from tests.calls import object_array, tensors
 from tests.configs import compose as configuration
 from verl_ext import Settings, build
 from verl_ext.checks.judge import judge
-from verl_ext.checks.trial import NO_EFFECT, try_out
 from verl_ext.methods.simple import ROWS
 
 PAGE = (Path(__file__).parents[1] / "docs/pages/lists.md").read_text()

@@ -28,8 +28,8 @@ from markdown_table import markdown
 from scipy import stats
 
 from verl_ext.core.batch import Batch
+from verl_ext.core.cross_reward import WeightByVariation
 from verl_ext.core.groups import Array, Groups, divide
-from verl_ext.core.steps import WeightByVariation
 from verl_ext.tools.report.plot import COLORS, dress
 from verl_ext.tools.tables import Table
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from verl_ext.checks.trial import try_out
 
 from tests.calls import call
 from tests.estimators.test_compose import SUMMED, composed
@@ -13,7 +14,6 @@ from tests.facts import a_line_says, facts, says
 from tests.integration import own_steps
 from tests.tools import made
 from verl_ext import Batch, Settings
-from verl_ext.checks.trial import try_out
 from verl_ext.errors import CheckpointError, ConfigurationError
 
 OWN = "tests.integration.own_steps"

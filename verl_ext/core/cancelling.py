@@ -14,8 +14,8 @@ Two rewards of three responses in one group, `a` rising and `b` falling by 0.1:
 >>> batch = Batch.of(np.float32(exact), ["g", "g", "g"], keys=("a", "b"))
 
 `center` and `scale_by_std` should make them (-1, 0, 1) and (1, 0, -1), whose sums are 0. The float32 numbers next to
-1000 are 2^-14 = 0.000061 apart, so 1000.1 is stored as 1000.09998. After the division by the standard deviation 0.1, the
-sums differ from 0 by up to 0.0004, which is far above the tolerance of 1e-6 for a group with zero variance:
+1000 are 2^-14 = 0.000061 apart, so 1000.1 is stored as 1000.09998. After the division by the standard deviation 0.1,
+the sums differ from 0 by up to 0.0004, which is far above the tolerance of 1e-6 for a group with zero variance:
 
 >>> scaled = ScaleByStd().apply(Center().apply(batch.returns, batch), batch)
 >>> sums = scaled.sum(axis=1, keepdims=True)

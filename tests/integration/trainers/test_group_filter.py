@@ -16,9 +16,10 @@ from tests.facts import facts
 from tests.integration.own_steps import BySource, Clip, Slower
 from verl_ext import Batch, Settings, Step, build
 from verl_ext.core.chain import Chain
+from verl_ext.core.cross_reward import WeightByVariation
 from verl_ext.core.groups import Groups
 from verl_ext.core.row_index import RowIndex
-from verl_ext.core.steps import Center, DivideByBatchStd, WeightByVariation, WeightedSum
+from verl_ext.core.steps import Center, DivideByBatchStd, WeightedSum
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import queue, sampling, table
 from verl_ext.integration.run import Run
