@@ -13,8 +13,9 @@ from verl_ext.core.turns import Turns
 AB = ("a", "b")
 
 
-def advantages(rollout: Rollout, *steps, count: int | None = None) -> np.ndarray:
-    return Chain((Center(), *steps))(rollout.batch(count)).advantages
+def advantages(rollout: Rollout, *steps, count: int | None = None, weights=None) -> np.ndarray:
+    """Return the advantages of the steps after `center`, on the first `count` rewards."""
+    return Chain((Center(), *steps), weights)(rollout.batch(count)).advantages
 
 
 @given(rollout=rollouts(nan=False))
@@ -34,16 +35,18 @@ def test_with_one_reward_the_common_std_is_its_own_and_its_correlation_1(rollout
     [(ScaleByCommonStd, (3.0, -0.5)), (ScaleByCorrelation, (2.0, -0.5)), (ScaleByCorrelation, (2.0, 0.0))],
 )
 @given(rollout=rollouts())
-def test_weights_are_those_of_the_rewards(step, weights, rollout):
-    """As if the rewards were multiplied by them; a common factor changes nothing with a common std."""
+def test_a_weight_has_the_effect_of_a_factor_of_the_reward(step, weights, rollout):
+    """With the common standard deviation, a factor of all weights has no effect."""
     pairs = zip(rollout.columns.items(), weights, strict=True)
     columns = {key: [weight * value for value in column] for (key, column), weight in pairs}
-    weighed = Rollout(rollout.uids, columns, rollout.lengths, rollout.accuracy)
-    wanted = advantages(weighed, step(), WeightedSum())
-    np.testing.assert_allclose(advantages(rollout, step(weights), WeightedSum(weights)), wanted, rtol=1e-9, atol=1e-9)
+    weighted = Rollout(rollout.uids, columns, rollout.lengths, rollout.accuracy)
+    wanted = advantages(weighted, step(), WeightedSum())
+    found = advantages(rollout, step(), WeightedSum(), weights=weights)
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
     if step is ScaleByCommonStd:
         tenfold = tuple(10 * weight for weight in weights)
-        np.testing.assert_allclose(advantages(rollout, step(tenfold), WeightedSum(tenfold)), wanted, atol=1e-9)
+        found = advantages(rollout, step(), WeightedSum(), weights=tenfold)
+        np.testing.assert_allclose(found, wanted, atol=1e-9)
 
 
 @given(rollout=rollouts(nan=False))
@@ -54,6 +57,22 @@ def test_a_soft_minimum_lies_between_the_mean_and_the_least_and_reaches_both(rol
     np.testing.assert_allclose(small, mean, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(large, least, rtol=1e-6, atol=1e-5)
     assert ((least <= usual) & (usual <= mean + 1e-12)).all()
+
+
+def test_a_soft_minimum_uses_the_weights_of_a_rubric_but_not_those_of_the_rewards():
+    """x = (1, 0) with the weights (0.75, -0.25): the second is negated, and the mean is weighted by 0.75 and 0.25.
+
+    With a weight of 0 the criterion does not count.
+    """
+    keys = {"keys": ("rubric[0]", "rubric[1]"), "column_keys": ("rubric", "rubric")}
+    factors = np.array([[0.75, -0.25], [0.75, -0.25], [1.0, 0.0]])
+    batch = Batch.of([[1.0, 0.0], [0.0, 2.0], [1.0, 5.0]], list("ppq"), **keys, factors=factors)
+    soft_minimum = SoftMin(k=2.0).apply(batch.returns, batch)[:, 0]
+    first = -np.log(0.75 * np.exp(-2.0) + 0.25) / 2
+    second = -np.log(0.75 + 0.25 * np.exp(4.0)) / 2
+    np.testing.assert_allclose(soft_minimum, [first, second, 1.0], rtol=1e-12)
+    weighted = batch.with_weights([-3.0])
+    np.testing.assert_array_equal(SoftMin(k=2.0).apply(weighted.returns, weighted)[:, 0], soft_minimum)
 
 
 @pytest.mark.parametrize(("often", "rarely", "weight"), [(9, 1, 3.0), (4, 2, 2**0.5), (30, 1, 5.0), (3, 0, 1.0)])

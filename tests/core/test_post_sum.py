@@ -36,10 +36,10 @@ def test_a_group_without_variance_is_exactly_zero_whatever_the_offset_of_the_oth
 @pytest.mark.parametrize("weight", [1.0, -1.0])
 def test_no_advantage_is_a_negative_zero(weight):
     batch = Batch.of([[1.0], [1.0], [0.0], [2.0]], list("aabb"))
-    for steps in ((Center(), WeightedSum((weight,))), (Center(), WeightedSum((weight,)), Whiten())):
-        found = Chain(steps)(batch).advantages
-        assert found[:2].tolist() == [0, 0]
-        assert not np.signbit(found[:2]).any()
+    for steps in ((Center(), WeightedSum()), (Center(), WeightedSum(), Whiten())):
+        advantages = Chain(steps, (weight,))(batch).advantages
+        assert advantages[:2].tolist() == [0, 0]
+        assert not np.signbit(advantages[:2]).any()
 
 
 @pytest.mark.parametrize(("mean", "shifted"), [(0.9e-6, False), (1.1e-6, True), (-1.1e-6, True)])

@@ -46,10 +46,10 @@ def test_a_step_without_the_accuracy_it_needs_says_so(step):
         step.transform(*column([1.0]), step.init())
 
 
-def test_a_field_that_is_not_known_is_an_error():
-    with pytest.raises(ConfigurationError, match=facts("'data_source'")):
+def test_a_field_that_is_not_in_the_batch_is_an_error():
+    with pytest.raises(ConfigurationError, match=facts("'data_source'", "needs_fields")):
         Batch.of([[1.0]], ["g"]).field("data_source")
-    assert Batch.of([[1.0]], ["g"], fields=lambda name: [name]).fields("x") == ["x"]
+    assert Batch.of([[1.0]], ["g"], fields={"data_source": ["math"]}).field("data_source") == ["math"]
 
 
 def test_rewards_of_different_scale_that_cancel_leave_nothing_behind_the_std_of_the_batch():

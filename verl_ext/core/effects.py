@@ -102,8 +102,13 @@ def advantages_of(chain: Chain, batches: Sequence[Batch]) -> Array:
 
 
 def are_same(first: Array, second: Array) -> bool:
-    """Return whether two sets of advantages are the same up to the tolerance `SAME`."""
+    """Return whether two sets of advantages are the same up to the tolerance `SAME`.
+
+    Edge case: advantages that are not finite are not the same as any others.
+    """
     largest = max(np.abs(first).max(initial=0.0), np.abs(second).max(initial=0.0))
+    if not np.isfinite(largest):
+        return False
     return bool(np.abs(first - second).max(initial=0.0) <= SAME * largest)
 
 
