@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batches import Rollout
-from tests.estimators.every import ESTIMATORS, KEYS, SHIFTS, run, started
+from tests.estimators.every import ESTIMATORS, KEYS, SHIFTS, run, state_in_the_middle_of_a_run
 from verl_ext import Batch, Settings, build
 from verl_ext.errors import VerlExtError
 
@@ -58,7 +58,7 @@ def test_extreme_rewards_give_finite_numbers_or_an_error_of_ours(name, config, s
             lengths=draw.integers(0, 9, size),
             accuracy=draw.random(size),
         )
-        result = build(name, Settings.parse(config))(batch, started(config) if name == "hadw" else None)
+        result = build(name, Settings.parse(config))(batch, state_in_the_middle_of_a_run(config) if name == "hadw" else None)
     except VerlExtError:
         return
     assert np.isfinite([*result.advantages, *result.metrics.values()]).all()
