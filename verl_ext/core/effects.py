@@ -26,10 +26,12 @@ from verl_ext.errors import Finding
 
 SAME = 1e-4
 """Advantages are the same if they differ by at most this fraction of the largest absolute advantage."""
-GROUP_SIZES = (5, 4, 6, 3, 4, 1)
+GROUP_SIZES = (5, 4, 6, 3, 4, 4, 1)
 """Responses to each prompt of a synthetic batch."""
-AGREEING, CONSTANT = 1, 4
-"""The group in which all rewards rise together, and the group in which no reward varies."""
+AGREEING = (1, 5)
+"""The groups in which all rewards rise together. Of many rewards, two conflict in nearly every other response."""
+CONSTANT = 4
+"""The group in which no reward varies."""
 
 
 def synthetic_batches(
@@ -60,11 +62,14 @@ def _synthetic_batch(seed: int, keys: Sequence[str], minimum: float, *, per_turn
         factors[:, -1] = 1 / (2 + prompt)
     rewards = random.random((len(prompt), len(names)))
     scales = np.linspace(0.5, 1.0, len(names))
-    rewards[prompt == AGREEING] = random.random((GROUP_SIZES[AGREEING], 1)) * scales
+    is_agreeing = np.isin(prompt, AGREEING)
+    rewards[is_agreeing] = random.random((np.count_nonzero(is_agreeing), 1)) * scales
     rewards[prompt == CONSTANT] = scales
     rewards[prompt % 2 == 0, 0] = 0.5
     rewards += minimum
     accuracy = (random.random(len(prompt)) < (prompt + 1) / len(GROUP_SIZES)).astype(np.float64)
+    first_response_of_prompt = np.cumsum(GROUP_SIZES) - GROUP_SIZES
+    accuracy[first_response_of_prompt] = 0.0  # `weight_by_focal` removes a prompt that all responses solve
     turn_counts = random.integers(1, 4, len(prompt)) if per_turn else np.ones(len(prompt), dtype=np.intp)
     turns = Turns.of_counts(turn_counts, columns=(0,) if per_turn else ())
     response = np.repeat(np.arange(len(prompt)), turn_counts)  # of each row
