@@ -32,7 +32,7 @@ def entry_point(name: str, value: str) -> EntryPoint:
 def test_every_method_of_the_package_is_an_estimator():
     assert dict(ESTIMATORS).items() >= dict(METHODS).items()
     assert set(INSTALLED) == ESTIMATORS.keys() - {"grpo"}
-    assert RESERVED_NAMES == {"gae", *METHODS}
+    assert set(RESERVED_NAMES) == {"gae", *METHODS}
     for name, method in METHODS.items():
         assert load(name) is method
         assert method.paper

@@ -60,6 +60,13 @@ def test_each_step_gets_the_state_that_it_returned():
     assert {"rows", "reward/max", "capability_prior"} <= set(first.metrics)
 
 
+def test_a_step_with_a_state_occurs_only_once():
+    """The states are stored by the names of the steps."""
+    with pytest.raises(ConfigurationError, match=facts("'count'", "more than once", "Remove all but one")):
+        Chain((WeightedSum(), Count(), Center(), Count()))
+    assert len(Chain((Center(), WeightedSum(), Center())).steps) == 3
+
+
 def test_the_weights_of_a_chain_replace_those_of_the_batch():
     """Without weights, a chain keeps the weights of the batch."""
     batch = Batch.of([[1.0, 0.0], [0.0, 1.0]], ["g", "g"], keys=("a", "b"))

@@ -19,7 +19,7 @@ def advantages(rollout: Rollout, *steps, count: int | None = None, weights=None)
 
 
 @given(rollout=rollouts(nan=False))
-def test_with_one_reward_the_common_std_is_its_own_and_its_correlation_1(rollout):
+def test_a_single_reward_has_its_own_std_as_the_common_std_and_the_correlation_1(rollout):
     centered = advantages(rollout, WeightedSum(), count=1)
     std = np.sqrt(
         [np.mean([centered[j] ** 2 for j, uid in enumerate(rollout.uids) if uid == own]) for own in rollout.uids]
@@ -50,7 +50,7 @@ def test_a_weight_has_the_effect_of_a_factor_of_the_reward(step, weights, rollou
 
 
 @given(rollout=rollouts(nan=False))
-def test_a_soft_minimum_lies_between_the_mean_and_the_least_and_reaches_both(rollout):
+def test_a_soft_minimum_lies_between_the_minimum_and_the_mean_and_reaches_both(rollout):
     batch = rollout.batch()
     mean, least = batch.returns.mean(axis=1), batch.returns.min(axis=1)
     small, usual, large = (SoftMin(k).apply(batch.returns, batch)[:, 0] for k in (1e-9, 1.0, 1e6))
@@ -76,7 +76,7 @@ def test_a_soft_minimum_uses_the_weights_of_a_rubric_but_not_those_of_the_reward
 
 
 @pytest.mark.parametrize(("often", "rarely", "weight"), [(9, 1, 3.0), (4, 2, 2**0.5), (30, 1, 5.0), (3, 0, 1.0)])
-def test_a_rare_reward_has_the_root_of_the_ratio_up_to_5(often, rarely, weight):
+def test_the_weight_of_a_rare_reward_is_the_root_of_the_ratio_and_at_most_5(often, rarely, weight):
     rewards = [[sign, sign * (group < rarely)] for group in range(often) for sign in (1.0, -1.0)]
     labels = [group for group in range(often) for _ in range(2)]
     batch = Batch.of([*rewards, [1.0, 1.0]], [*labels, "alone"], keys=AB)
@@ -87,7 +87,7 @@ def test_a_rare_reward_has_the_root_of_the_ratio_up_to_5(often, rarely, weight):
     np.testing.assert_array_equal(positive, np.where(batch.returns > 0, result.values, batch.returns))
 
 
-def test_by_turn_the_groups_of_the_density_are_those_of_a_turn():
+def test_per_turn_the_density_counts_the_groups_of_each_turn():
     rewards = [[1.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
     batch = Batch.of(rewards, ["p"] * 4, keys=AB, turns=Turns.of_counts([2, 2], columns=(0, 1)))
     assert batch.returns.tolist() == [[2, 0], [1, 0], [1, 1], [0, 0]]  # a varies at both turns, b at the first
@@ -104,7 +104,7 @@ def test_by_turn_the_groups_of_the_density_are_those_of_a_turn():
         (SoftMin(),),
     ],
 )
-def test_what_does_not_vary_is_exactly_0_before_whitening(steps):
+def test_a_zero_variance_group_is_exactly_0_before_whitening(steps):
     """d: but for rounding, o: alone, c: rewards that cancel but for rounding, of which a soft minimum is not 0."""
     rows = [[0.7, 0.1], [0.7 + 2**-24, 0.1], [9.0, 3.0], [0.1, 0.9], [0.3, 0.7], [0.6, 0.4], [1, 1], [0, 0]]
     batch = Batch.of(np.array(rows, np.float32), list("ddocccxx"), keys=AB)

@@ -84,7 +84,7 @@ def random_batch(seed: int) -> Batch:
 
 
 OTHER_BATCHES = [(random_batch(seed), random_batch(seed + 1)) for seed in (10, 20)]
-"""Pairs of batches that a chain computes one after the other, as its state may start to have an effect in the second."""
+"""Pairs of batches. A chain computes the second with the state after the first, as `weight_by_history` needs it."""
 
 
 def advantages_on_other_batches(steps: Steps) -> list[np.ndarray]:
@@ -347,7 +347,9 @@ def test_synthetic_batches_have_what_a_step_reacts_to(per_turn, rubric):
         centered = Center().apply(batch.returns, batch)
         assert ((centered > 0.01).any(axis=1) & (centered < -0.01).any(axis=1)).any()  # rewards that conflict
         assert len(set(batch.lengths)) > 1
-        assert len(set(batch.prompts.mean(batch.accuracy))) > 2
+        accuracy_of_prompt = batch.prompts.mean(batch.accuracy_for("weight_by_focal"))
+        assert len(set(accuracy_of_prompt)) > 2
+        assert accuracy_of_prompt.max() < 1
 
 
 @pytest.mark.filterwarnings("error")

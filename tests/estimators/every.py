@@ -46,7 +46,7 @@ SHIFTED = [name for name in BASES if whitens_over_tokens(name)]
 SHIFTS = ("gdpo over tokens", *SHIFTED, *(f"hadw on {name}" for name in SHIFTED))
 
 
-def state_in_the_middle_of_a_run(config: dict[str, Any]) -> dict[str, Any]:
+def state_of_hadw(config: dict[str, Any]) -> dict[str, Any]:
     """Return a state of hadw in the middle of a run. Other estimators ignore it."""
     anchor = config.get("hadw", {}).get("anchor", "soft")
     return {"weight_by_history": {"anchor": anchor, "value": 0.4, "window": [0.2, 0.6, 0.4], "updates": 3}}
@@ -58,5 +58,5 @@ def components(rollout: Rollout) -> dict[str, np.ndarray]:
 
 
 def run(name: str, config: dict[str, Any], rollout: Rollout, **given: Any) -> Call:
-    settings = {"components": components(rollout), "state": state_in_the_middle_of_a_run(config)} | given
+    settings = {"components": components(rollout), "state": state_of_hadw(config)} | given
     return call(name, [0.0] * len(rollout.uids), rollout.uids, rollout.lengths, config=config, **settings)

@@ -150,7 +150,7 @@ def test_a_reward_of_tenths_in_float32_conflicts_as_in_float64(size, conflict, w
     np.testing.assert_allclose(rounded.advantages, exact.advantages, atol=1e-5 * weights[0])
 
 
-def test_a_negative_reward_is_an_error_that_says_to_map_it():
+def test_maxrl_rejects_a_negative_reward_and_says_how_to_map_it():
     batch = Batch.of([[1], [-1.0]], ["p", "p"])
     with pytest.raises(DataError, match=facts("at least 0", "found -1", "'p'", "[-1, 1] to [0, 1]")):
         build("maxrl", Settings())(batch)

@@ -158,9 +158,7 @@ WITHOUT_EFFECT = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("steps", "words"), WITHOUT_EFFECT, ids=[str(index) for index in range(len(WITHOUT_EFFECT))]
-)
+@pytest.mark.parametrize(("steps", "words"), WITHOUT_EFFECT, ids=[str(index) for index in range(len(WITHOUT_EFFECT))])
 def test_a_list_that_cannot_work_or_has_a_step_without_effect_is_rejected_at_start_up(steps, words):
     """Each of these lists follows the rules on the order of its steps, so that it can be built."""
     (finding,) = findings_at_start_up(*steps, rewards={"keys": ["x"]})
@@ -220,5 +218,7 @@ def test_hadw_builds_on_a_list_of_steps():
     steps = ["weighted_sum", "center"]
     on_list = {"hadw": {"base": "compose"}, "compose": {"steps": steps}}
     assert [step.name for step in build("hadw", Settings.parse(on_list)).steps] == [*steps, "weight_by_history"]
-    with pytest.raises(ConfigurationError, match=facts("algorithm.hadw.base=compose", "weight_by_history occurs twice")):
+    with pytest.raises(
+        ConfigurationError, match=facts("algorithm.hadw.base=compose", "weight_by_history occurs twice")
+    ):
         build("hadw", Settings.parse({**on_list, "compose": {"steps": [*steps, "weight_by_history"]}}))

@@ -28,7 +28,7 @@ XY = {"rewards": {"keys": ["x", "y"]}}
         (f"{OWN}:Nameless", (f"'{OWN}:Nameless'", "verl_ext.Step")),
     ],
 )
-def test_a_step_that_cannot_be_used_is_named_with_the_cause(step, words, tmp_path, monkeypatch):
+def test_a_custom_step_that_cannot_be_used_is_rejected_with_the_cause(step, words, tmp_path, monkeypatch):
     (tmp_path / "raises_at_import.py").write_text('raise RuntimeError("on purpose")')
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigurationError, match=facts("algorithm.compose.steps[2]", *words)):
@@ -68,6 +68,13 @@ def test_a_custom_step_may_center():
     assert [step.name for step in chain.steps][1] == "middle"
     steps = ["weighted_sum", f"{OWN}:Middle", "divide_by_batch_std"]
     assert findings_at_start_up(*steps, **XY) == []
+
+
+def test_a_custom_step_may_occur_twice_unless_it_has_a_state():
+    clip = f"{OWN}:Clip"
+    assert len(composed("weighted_sum", clip, "center", clip).steps) == 4
+    with pytest.raises(ConfigurationError, match=facts("'slower'", "more than once")):
+        composed(*SUMMED, f"{OWN}:Slower", f"{OWN}:Slower")
 
 
 def test_a_custom_step_may_sum_the_rewards():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from tests.batches import rollouts
-from tests.estimators.every import EVERY, KEYS, state_in_the_middle_of_a_run
+from tests.estimators.every import EVERY, KEYS, state_of_hadw
 from tests.estimators.small import config_for
 from tests.facts import facts
 from verl_ext import Batch, Settings, Step, build
@@ -21,7 +21,7 @@ WITHOUT_WEIGHTS = {"rewards": {"keys": KEYS["rewards"]["keys"]}}
 @given(rollout=rollouts())
 def test_the_setting_has_the_effect_of_the_weights_of_the_batch(name, config, rollout):
     """`build(name, settings)` with weights, and without weights on a batch that has them."""
-    state = state_in_the_middle_of_a_run(config) if name == "hadw" else None
+    state = state_of_hadw(config) if name == "hadw" else None
     batch = rollout.batch()
     with_setting = build(name, Settings.parse(config))(batch, state)
     chain = build(name, Settings.parse(config | WITHOUT_WEIGHTS))

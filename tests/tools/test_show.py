@@ -89,7 +89,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_line_that_installs_it
     assert says(capsys.readouterr().err, command[0], package, "pip install 'verl_ext[verl]'")
 
 
-def test_recipes_that_are_there_already_are_left_alone(tmp_path, capsys):
+def test_recipes_that_exist_are_not_overwritten(tmp_path, capsys):
     assert main(["recipes", str(tmp_path)]) == 0
     (tmp_path / "recipes/README.md").write_text("mine")
     assert main(["recipes", str(tmp_path)]) == 1
@@ -97,7 +97,7 @@ def test_recipes_that_are_there_already_are_left_alone(tmp_path, capsys):
     assert (tmp_path / "recipes/README.md").read_text() == "mine"
 
 
-def test_in_a_clone_the_recipes_are_there_and_nothing_is_copied(monkeypatch, capsys):
+def test_in_a_clone_no_recipes_are_copied(monkeypatch, capsys):
     clone = Path(verl_ext.__file__).parents[1]
     monkeypatch.chdir(clone)
     before = sorted(clone.glob("recipes/*"))
@@ -122,6 +122,6 @@ def test_a_method_that_cannot_be_loaded_is_listed_with_the_reason(monkeypatch, s
     assert says(show("broken", status=1), "'broken'", "no_such_package:METHOD")
 
 
-def test_other_keys_than_those_of_a_run_do_not_take_its_weights():
+def test_other_keys_than_those_of_a_run_do_not_get_its_weights():
     theirs = {"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [2.0, 1.0]}
     assert parse_settings(["algorithm.rewards.keys=[b]"], theirs).rewards == RewardsSettings(("b",))
