@@ -11,12 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.calls import metrics_of
-from tests.configs import compose
-from tests.facts import says
-from verl_ext import Batch, Settings, __version__, build, rows
-from verl_ext.checks.judge import judge
+from verl_ext import __version__
 from verl_ext.cli import main
 from verl_ext.core import step_lists, steps
+from verl_ext.methods import simple
 from verl_ext.registry import ESTIMATORS, INSTALLED
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +46,7 @@ def missing_lines(name: str) -> list[str]:
 
 
 def test_every_estimator_has_a_page_and_the_lines_that_lead_to_it():
-    missing = {name: missing_lines(name) for name in sorted(set(INSTALLED) - {"compose", *rows.ROWS})}
+    missing = {name: missing_lines(name) for name in sorted(set(INSTALLED) - {"compose", *simple.SIMPLE_METHODS})}
     lines = [f"{name}: {text}" for name, texts in missing.items() for text in texts]
     assert not lines, "\n".join(["an estimator is not in the documents:", *lines])
 
@@ -98,25 +96,18 @@ def test_the_contributors_page_draws_the_layers_of_the_contract():
     assert "\n".join(re.findall('"(.*)"', layers)) in TEXTS[Path("docs/pages/contributing.md")]
 
 
-def test_the_estimator_of_the_contributors_page_works(monkeypatch):
-    page = TEXTS[Path("docs/pages/contributing.md")]
-    step, row, test = map(textwrap.dedent, re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S))
-    names = {**vars(steps), **vars(rows)}
+def test_the_estimator_of_the_page_about_adding_one_works(monkeypatch):
+    page = TEXTS[Path("docs/pages/add_estimator.md")]
+    step, method, test = map(textwrap.dedent, re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S))
+    names = {**vars(steps), "__name__": "verl_ext.core.steps"}
     exec(step, names)
-    monkeypatch.setitem(step_lists.STEPS, "scale_by_iqr", names["ScaleByIqr"])
-    monkeypatch.setattr(steps, "ScaleByIqr", names["ScaleByIqr"], raising=False)
-    monkeypatch.setitem(rows.ROWS, "robust", eval(f"{{{row}}}", names)["robust"])
-    monkeypatch.setitem(ESTIMATORS, "robust", "verl_ext.methods.simple")
+    monkeypatch.setitem(step_lists.STEPS, "scale_by_range", names["ScaleByRange"])
+    methods = dict(simple.SIMPLE_METHODS)
+    names = {**vars(simple), "ScaleByRange": names["ScaleByRange"], "SIMPLE_METHODS": methods}
+    exec(method, names)
+    monkeypatch.setitem(ESTIMATORS, "midrange", methods["midrange"])
     exec(test, names)
-    names["test_a_value_far_from_the_median_is_limited"]()
-    limited = Settings.parse({"robust": {"limit": 1.5}, "hadw": {"base": "robust"}})
-    batch = Batch.of([[0], [1], [2], [9], [5], [5]], [*"aaaabb"], accuracy=[0, 0, 0, 1, 1, 1])
-    assert build("robust", limited)(batch).advantages[3:].tolist() == [1.5, 0, 0]
-    assert build("hadw", limited)(batch).state
-    listed = ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weighted_sum,scale_by_iqr]")
-    for contradicted in ("actor_rollout_ref.rollout.n=1", "algorithm.norm_adv_by_std_in_grpo=False"):
-        assert says(judge(compose(*listed, contradicted)).errors, contradicted)
-    assert judge(compose(*listed)).errors == []
+    names["test_rewards_are_scaled_by_half_of_their_range"]()
 
 
 def test_the_page_of_metrics_has_the_names_that_a_run_logs():

@@ -21,7 +21,8 @@ _NAMES = {
     "verl_ext.core.rubrics": ("rubric",),
     "verl_ext.core.steps": ("Center", "ScaleByMad", "ScaleByStd", "WeightedSum"),
     "verl_ext.core.post_sum": ("Balance", "WeightByDifficulty", "Whiten"),
-    "verl_ext.core.turns": ("Turns", "per_turn"),
+    "verl_ext.core.turns": ("Turns",),
+    "verl_ext.core.per_turn_rewards": ("per_turn",),
     "verl_ext.core.schema": ("bounded",),
     "verl_ext.errors": (
         "CheckpointError",

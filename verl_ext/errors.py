@@ -99,22 +99,39 @@ def unknown(what: str, found: object, valid: Iterable[object]) -> str:
     "the setting 'limit' is not valid. No setting is valid here"
     """
     names = [str(name) for name in valid]
-    near = nearest(found, names)
-    hint = f" (did you mean {near!r}?)" if near is not None else ""
-    remedy = f"Use {'one of ' if len(names) > 1 else ''}{listed(names)}" if names else f"No {what} is valid here"
+    suggestion = nearest(found, names)
+    hint = "" if suggestion is None else f" (did you mean {suggestion!r}?)"
+    if not names:
+        remedy = f"No {what} is valid here"
+    elif len(names) == 1:
+        remedy = f"Use {listed(names)}"
+    else:
+        remedy = f"Use one of {listed(names)}"
     return f"the {what} {str(found)!r} is not valid{hint}. {remedy}"
 
 
 def nearest(found: object, valid: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the valid name closest to `found`, ignoring case, or None if no name is close. Anagrams come first.
+    """Return the valid name closest to `found`, ignoring case, or None if no name is close.
+
+    A name with exactly the letters of `found` in another order comes first, because swapped letters are the most common
+    typing error. Among several such names, the one with the fewest letters in another place is returned.
 
     >>> nearest("GPDO", ["dgpo", "gdpo", "grpo"])
     'gdpo'
     """
     import difflib  # imported here: every process of a run imports this module
 
-    folded, word = {name.casefold(): name for name in valid}, str(found).casefold()
-    swapped = [name for name in folded if sorted(name) == sorted(word)]
-    swapped.sort(key=lambda name: sum(a != b for a, b in zip(name, word, strict=True)))
-    near = swapped or difflib.get_close_matches(word, folded, n=1, cutoff=cutoff)
-    return folded[near[0]] if near else None
+    word = str(found).casefold()
+    names_by_casefold = {name.casefold(): name for name in valid}
+    anagrams = [candidate for candidate in names_by_casefold if sorted(candidate) == sorted(word)]
+    if anagrams:
+        closest = min(anagrams, key=lambda anagram: _count_differences(anagram, word))
+        return names_by_casefold[closest]
+    similar = difflib.get_close_matches(word, names_by_casefold, n=1, cutoff=cutoff)
+    return names_by_casefold[similar[0]] if similar else None
+
+
+def _count_differences(first: str, second: str) -> int:
+    """Return the number of places at which two texts of the same length have different letters."""
+    pairs = zip(first, second, strict=True)
+    return len([letter for letter, other_letter in pairs if letter != other_letter])

@@ -57,7 +57,7 @@ def findings_of() -> dict[Steps, list[Finding]]:
     for steps in short_lists():
         try:
             check_order(steps, "steps")
-            findings[steps] = list(measure(steps, rewards=3))
+            findings[steps] = list(measure(steps))
         except (ConfigurationError, DataError):
             continue
     return findings
@@ -66,8 +66,8 @@ def findings_of() -> dict[Steps, list[Finding]]:
 def random_batch(seed: int) -> Batch:
     """Return groups of 2 to 8 responses with three rewards, each of which is constant in some of the groups.
 
-    Every prompt has an incorrect response. `weight_by_focal` removes a prompt of which all responses are correct, which
-    no later step cancels, and the synthetic batches have no such prompt.
+    Every prompt has an incorrect response, as in the synthetic batches. `weight_by_focal` removes a prompt of which all
+    responses are correct, and no later step cancels that.
     """
     random = np.random.default_rng(seed)
     group_sizes = random.integers(2, 9, 12)
@@ -167,6 +167,10 @@ NAMED = {
         ["center", "soft_min", "scale_by_std"],
         [("Step 3", "scale_by_std", "mean is not 0", "behind center")],
     ),
+    "focal weights, then the standard deviation of the group": (
+        ["weighted_sum", "center", "weight_by_focal", "scale_by_std"],
+        [("Step 3", "weight_by_focal", "has no effect")],
+    ),
     "weights by difficulty, then the standard deviation of the group": (
         ["weighted_sum", "center", "weight_by_difficulty", "scale_by_std"],
         [("Step 3", "weight_by_difficulty", "has no effect")],
@@ -178,7 +182,7 @@ NAMED = {
 @pytest.mark.parametrize("rubric", [False, True])
 @pytest.mark.parametrize(("items", "wanted"), NAMED.values(), ids=NAMED)
 def test_a_list_with_a_step_without_effect_has_a_finding_for_the_step(items, wanted, per_turn, rubric):
-    findings = list(measure(steps_of(items), rewards=3, per_turn=per_turn, rubric=rubric))
+    findings = list(measure(steps_of(items), per_turn=per_turn, rubric=rubric))
     assert len(findings) == len(wanted)
     for finding, words in zip(findings, wanted, strict=True):
         assert finding.severity == "error"
@@ -200,7 +204,7 @@ def test_whitening_before_a_division_by_the_standard_deviation_of_the_batch(item
     The second division then cancels the first. Otherwise both divide by the same number, so that the second one divides
     by 1, and without `center` only `whiten` subtracts the mean.
     """
-    findings = list(measure(steps_of(items), rewards=3, per_turn=per_turn))
+    findings = list(measure(steps_of(items), per_turn=per_turn))
     assert len(findings) == len(without_effect)
     for finding, name in zip(findings, without_effect, strict=True):
         assert finding.severity == "error"
@@ -209,9 +213,9 @@ def test_whitening_before_a_division_by_the_standard_deviation_of_the_batch(item
 
 def test_a_step_that_does_not_support_rubrics_raises_only_if_a_reward_is_a_rubric():
     steps = steps_of(["center", "drop_conflicts", "weighted_sum"])
-    assert list(measure(steps, rewards=3)) == []
+    assert list(measure(steps)) == []
     with pytest.raises(ConfigurationError, match=facts("'drop_conflicts'", "does not support rubrics")):
-        list(measure(steps, rewards=3, rubric=True))
+        list(measure(steps, rubric=True))
 
 
 @dataclass(frozen=True)
@@ -236,20 +240,20 @@ class MyScale(ScaleByStd):
 def test_a_custom_step_is_not_judged(place):
     steps = list(steps_of(["center", "weighted_sum", "whiten"]))
     steps.insert(place, Unchanged())
-    assert list(measure(steps, rewards=3)) == []
+    assert list(measure(steps)) == []
 
 
 def test_a_built_in_step_before_a_custom_step_gets_a_warning_only():
     """The custom step may depend on the built-in step in a way that the synthetic batches do not show."""
     before, after = steps_of(["weighted_sum", "center", "balance"]), steps_of(["whiten", "whiten"])
-    (finding,) = measure([*before, MyScale()], rewards=3)
+    (finding,) = measure([*before, MyScale()])
     assert finding.severity == "warning"
     assert says(finding, "Step 3", "balance", "has no effect")
     with_leave_one_out = steps_of(["weighted_sum", LEAVE_ONE_OUT])
-    (finding,) = measure([*with_leave_one_out, MyScale()], rewards=3)
+    (finding,) = measure([*with_leave_one_out, MyScale()])
     assert finding.severity == "warning"
     assert says(finding, "leave_one_out=True", "has no effect")
-    findings = list(measure([*before, MyScale(), *after], rewards=3))
+    findings = list(measure([*before, MyScale(), *after]))
     assert [finding.severity for finding in findings] == ["warning", "error", "error"]
     assert says(findings[1], "Step 5", "whiten")
 
@@ -264,7 +268,7 @@ def test_a_list_that_fails_without_a_step_needs_the_step():
                 raise ValueError("not centered")
             return np.sign(values)
 
-    assert list(measure([*steps_of(["weighted_sum", "center"]), NeedsCentered()], rewards=3)) == []
+    assert list(measure([*steps_of(["weighted_sum", "center"]), NeedsCentered()])) == []
 
 
 def methods_with_settings() -> Iterator[tuple[str, dict]]:
@@ -285,11 +289,9 @@ def chain_of(name: str, sections: dict) -> Chain:
 
 
 @pytest.mark.parametrize("per_turn", [False, True])
-@pytest.mark.parametrize("rewards", [3, 12])
 @EVERY_METHOD
-def test_a_built_in_method_has_no_step_without_effect(name, sections, rewards, per_turn):
-    """Of twelve rewards, two conflict in nearly every response. In one group all rewards rise together."""
-    assert list(measure(chain_of(name, sections).steps, rewards=rewards, per_turn=per_turn)) == []
+def test_a_built_in_method_has_no_step_without_effect(name, sections, per_turn):
+    assert list(measure(chain_of(name, sections).steps, per_turn=per_turn)) == []
 
 
 @pytest.mark.parametrize("per_turn", [False, True])
@@ -299,16 +301,19 @@ def test_with_a_rubric_a_built_in_method_has_no_step_without_effect_or_rejects_r
     steps_before_sum = itertools.takewhile(lambda step: not step.sums, steps)
     if any(step.not_with_rubrics for step in steps_before_sum):
         with pytest.raises(ConfigurationError, match="does not support rubrics"):
-            list(measure(steps, rewards=3, per_turn=per_turn, rubric=True))
+            list(measure(steps, per_turn=per_turn, rubric=True))
     else:
-        assert list(measure(steps, rewards=3, per_turn=per_turn, rubric=True)) == []
+        assert list(measure(steps, per_turn=per_turn, rubric=True)) == []
 
 
+@pytest.mark.parametrize("count", [2, 3, 12])
 @EVERY_METHOD
-def test_the_weights_of_the_rewards_matter_except_to_the_soft_minimum(name, sections):
-    rewards = {"keys": ["a", "b", "c"], "weights": [1.0, 2.0, 0.5]}
-    chain = chain_of(name, {**sections, "rewards": rewards})
-    batches = synthetic_batches(["a", "b", "c"])
+def test_the_weights_of_the_rewards_matter_except_to_the_soft_minimum(name, sections, count):
+    """Of twelve rewards, two conflict in nearly every response, except in the groups in which all rise together."""
+    keys = [f"reward_{index}" for index in range(count)]
+    min_values = {"saw": {"min_values": [0.0] * count}}
+    chain = chain_of(name, {**sections, **min_values, "rewards": {"keys": keys, "weights": [2.0] * count}})
+    batches = synthetic_batches(keys)
     has_soft_min = any(step.name == "soft_min" for step in chain.steps)
     assert weights_matter(chain, batches) == (not has_soft_min)
 

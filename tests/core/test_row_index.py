@@ -17,7 +17,7 @@ def none(count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("keys", "padding", "scored", "owner"),
+    ("keys", "padding", "scored", "trajectory_of_row"),
     [
         (["u_0_10", "u_0_9"], [], [0], [0, 0]),  # by number, not by spelling
         (["u_0_0", "u_0_1", "u_1_0"], [], [1, 2], [0, 0, 1]),
@@ -25,10 +25,17 @@ def none(count: int) -> np.ndarray:
         (["pad_0_3", "u_0_0", "u_0_1", "pad_0_4"], [0, 3], [2], [-1, 0, 0, -1]),
     ],
 )
-def test_the_last_output_has_the_largest_number_and_padding_is_left_out(keys, padding, scored, owner):
+def test_the_last_output_has_the_largest_number_and_padding_is_left_out(keys, padding, scored, trajectory_of_row):
     rows = RowIndex.of_sessions(keys, np.isin(np.arange(len(keys)), padding))
     assert rows.scored.tolist() == scored
-    assert rows.owner.tolist() == owner
+    assert rows.trajectory_of_row.tolist() == trajectory_of_row
+
+
+def test_the_rows_of_a_trajectory_are_in_the_order_of_generation():
+    rows = RowIndex.of_sessions(["v_0_1", "u_0_10", "pad_0_1", "u_0_9", "v_0_0"], np.arange(5) == 2)
+    assert rows.by_trajectory() == [[4, 0], [3, 1]]
+    assert rows.order.tolist() == [4, 0, 3, 1]
+    assert rows.outputs.tolist() == [2, 2]
 
 
 def test_a_session_whose_output_has_no_number_is_named():
@@ -84,7 +91,7 @@ def test_padding_is_recognized_by_its_name_and_that_no_row_sums():
         (["p", "xpad", "a", "pad"], [False, False, False, True]),
     ):
         rows = RowIndex.of_groups(Groups.of(uids), mask)
-        assert (rows.owner < 0).tolist() == padding
+        assert (rows.trajectory_of_row < 0).tolist() == padding
         assert rows.scored.tolist() == [row for row, padded in enumerate(padding) if not padded]
         assert not rows.one_to_one
 

@@ -1,4 +1,4 @@
-"""Rewards by item: what a criterion counts, and what a list of criteria must be."""
+"""Rubrics: what a criterion counts, and what a list of criteria must be."""
 
 import math
 

@@ -31,6 +31,20 @@ def test_turns_that_do_not_follow_one_another_are_refused(numbers):
         Turns(np.array(numbers))
 
 
+@pytest.mark.parametrize("discount", [0.9, 1.0, 0.0])
+def test_a_value_of_the_last_turns_has_the_returns_of_a_per_turn_reward(discount):
+    rng = np.random.default_rng(0)
+    turns = Turns.of_counts(rng.integers(1, 6, 40), (0,), discount)
+    values = np.where(turns.last, rng.normal(size=len(turns.number)), 0.0)
+    before = values.copy()
+    found = turns.discounted_sums(values)
+    np.testing.assert_array_equal(found, turns.returns(values[:, None])[:, 0])
+    np.testing.assert_array_equal(values, before)
+    for row, number in enumerate(turns.number):
+        last_row = row + np.argmax(turns.last[row:])
+        assert found[row] == pytest.approx(discount ** (turns.number[last_row] - number) * values[last_row])
+
+
 def test_metrics_count_responses_and_show_the_first_turns():
     turns = Turns.of_counts([10, 1, 2], (0,))
     entries = np.array([[float(turn)] for turn in [*range(10), 3, 5, NAN]])

@@ -95,7 +95,7 @@ def test_a_custom_step_may_sum_the_rewards():
         ([*SUMMED, f"{OWN}:Broken"], ("fails in line", "KeyError", "own_steps.py", "Remove the step")),
         ([*SUMMED, f"{OWN}:Infinite"], ("not finite",)),
         ([*SUMMED, f"{OWN}:Pair"], ("'pair'", "[1, 2]")),
-        ([f"{OWN}:Least", *SUMMED], ("'least'", "(27, 1)", "(27, 2)")),
+        ([f"{OWN}:Least", *SUMMED], ("'least'", "(28, 1)", "(28, 2)")),
         ([*SUMMED, f"{OWN}:Signs"], ("algorithm.rewards.weights", "no effect")),
         (["whiten", *SUMMED], ("found 2", "weighted_sum")),
         ([f"{OWN}:Lowest", "center"], ("algorithm.rewards.weights", "no effect")),

@@ -10,7 +10,7 @@ from tests import reference
 from tests.batches import rollouts
 from tests.calls import metrics_of
 from verl_ext import Settings, Step, build
-from verl_ext.core.metrics import share_metrics
+from verl_ext.core.metrics import contribution_metrics
 
 WEIGHTS = (2.0, -0.5)
 LARGE, SMALL, GROUP = [3.0, 3.0, -3.0, -3.0], [1.0, 0.0, 1.0, 0.0], ["g"] * 4
@@ -22,7 +22,7 @@ def test_the_shares_are_those_of_plain_loops_and_add_up_to_1(rollout, norm, kl):
     batch = rollout.batch(kl_reward=added if kl else None)
     given = {"rewards": {"keys": ["a", "b"], "weights": WEIGHTS}, "norm_adv_by_std_in_grpo": norm}
     result = build("grpo", Settings.parse(given))(batch)
-    found = share_metrics(batch.keys, batch.groups, *result.summed, result.advantages, rest=kl)
+    found = contribution_metrics(batch.keys, batch.groups, *result.summed, result.advantages, rest=kl)
     parts = [[0 if math.isnan(x) else w * x for w, x in zip(WEIGHTS, row, strict=True)] for row in rollout.rewards]
     totals = reference.weighted_total([*rollout.columns.values()], WEIGHTS)
     totals = [total + kl for total, kl in zip(totals, added, strict=True)]

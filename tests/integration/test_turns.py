@@ -1,23 +1,18 @@
 """Rewards by turn in verl's convention: turns in a mask, lists of a reward function, advantages on tokens."""
 
-import itertools
 import json
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.batches import rollouts
 from tests.calls import call_on_tensors, object_array
 from tests.estimators.every import EVERY, components
 from tests.estimators.every import run as computed
 from verl_ext import DataError, Settings, build, per_turn
-from verl_ext.core.row_index import RowIndex, broadcast
-from verl_ext.core.turns import TurnSpans
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import queue
 from verl_ext.integration.advantage import compute
@@ -64,49 +59,6 @@ def test_each_turn_has_its_advantage_on_its_tokens():
     first, other = (1.5 - 1) / 2, (0.75 - 1) / 2
     wanted = [[first] * 2 + [0] * 5, [-first] * 3 + [0] * 4, [0, other, *[0] * 5], [-other, *[0] * 6]]
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-12)
-
-
-@given(st.integers(0, 2**32 - 1))
-def test_turns_are_the_runs_of_ones_and_outputs_of_a_session_follow_one_another(seed):
-    rng = np.random.default_rng(seed)
-    keys, padding, masks = [], [], []
-    for session in range(rng.integers(1, 6)):
-        for output in range(rng.integers(1, 4)):
-            keys.append(f"u{session // 2}_{session}_{output}")
-            padding.append(False)
-            masks.append(rng.integers(0, 2, 9))
-    for extra in range(rng.integers(0, 3)):
-        keys.append(f"pad{extra}_0_0")
-        padding.append(True)
-        masks.append(rng.integers(0, 2, 9))
-    order = rng.permutation(len(keys))
-    keys, padding = [keys[at] for at in order], [padding[at] for at in order]
-    mask = torch.tensor(np.array([masks[at] for at in order]))
-    rows = RowIndex.of_sessions(keys, np.array(padding))
-    spans = TurnSpans.of(mask, rows)
-    per_turn = rng.normal(size=len(spans.owner))
-    values, counts = spans.span_values(per_turn, mask.numel())
-    spread = broadcast(values, mask.double(), counts)
-    at = 0
-    for trajectory, row in enumerate(rows.scored):
-        session = keys[row].rpartition("_")[0]
-        outputs = sorted((key for key in keys if key.startswith(session + "_")), key=lambda key: int(key[-1]))
-        turns, counted = [], 0
-        for key in outputs:
-            row = keys.index(key)
-            ones = mask[row].tolist()
-            found = [list(group) for one, group in itertools.groupby(range(9), ones.__getitem__) if one]
-            turns += [(row, tokens, place == 0) for place, tokens in enumerate(found)]
-            counted += bool(found)
-        empty = len(outputs) - counted
-        for number, (row, tokens, first) in enumerate(turns or [(None, [], True)]):
-            assert spans.owner[at] == trajectory
-            assert spans.tokens(mask.double())[at] == len(tokens)
-            assert spans.outputs[at] == first + (number == 0) * (empty if turns else empty - 1)
-            assert all(spread[row, token] == per_turn[at] for token in tokens)
-            at += 1
-    assert at == len(spans.owner)
-    assert spans.outputs.sum() == len(rows.order)
 
 
 @EVERY

@@ -56,7 +56,6 @@ def _steps_without_effect(run: RunConfig, chain: Chain) -> Iterator[Finding]:
     try:
         yield from measure(
             chain.steps,
-            rewards=max(3, len(rewards.keys or ())),
             per_turn=bool(rewards.per_turn),
             rubric=bool(rewards.rubrics),
         )

@@ -221,16 +221,18 @@ class Batch:
         loss, and `outputs` default to 1 each. Each component has weight 1; `with_weights` changes that.
         """
         size = len(labels)
+        conditions = conditions or {}
         raw = _shaped("rewards", rewards, (size, len(keys))).copy()
         check_finite(raw, keys, labels)
-        conditioned = _apply_conditions(raw, keys, conditions or {})
+        conditioned = _apply_conditions(raw, keys, conditions)
         if prompts is None:
             prompts = Groups.of(labels)
         if turns is None:
             turns = Turns(np.zeros(size, dtype=np.intp))
         groups = prompts
         if not turns.last.all():
-            groups = Groups.of(zip(prompts.ids.tolist(), turns.number.tolist(), strict=True))
+            prompt_and_turn = zip(prompts.ids.tolist(), turns.number.tolist(), strict=True)
+            groups = Groups.of(prompt_and_turn)
         returns = turns.returns(conditioned)
         for values in (raw, conditioned, returns):
             values.setflags(write=False)
@@ -241,16 +243,16 @@ class Batch:
             returns=returns,
             keys=tuple(keys),
             column_keys=column_keys,
-            component_weights=np.ones(len(dict.fromkeys(column_keys))),
-            factors=None if factors is None else _shaped("factors", factors, conditioned.shape),
-            conditions=conditions or {},
+            component_weights=np.ones(len({*column_keys})),
+            factors=_factors(factors, conditioned.shape),
+            conditions=conditions,
             groups=groups,
             prompts=prompts,
             turns=turns,
-            accuracy=None if accuracy is None else _unit_or_nan("accuracy", accuracy, size),
-            kl_reward=None if kl_reward is None else _kl_reward(kl_reward, conditioned, labels),
-            outputs=np.ones(size) if outputs is None else _counts("outputs", outputs, size),
-            lengths=np.ones(size) if lengths is None else _counts("lengths", lengths, size),
+            accuracy=_accuracy(accuracy, size),
+            kl_reward=_kl_reward(kl_reward, conditioned, labels),
+            outputs=_counts("outputs", outputs, size),
+            lengths=_counts("lengths", lengths, size),
             fields=fields or {},
         )
 
@@ -306,8 +308,10 @@ def unit_accuracy(values: Array, labels: Sequence[Hashable], *, key: str, thresh
     return np.clip(values, 0.0, 1.0)
 
 
-def _kl_reward(values: Counts, rewards: Array, labels: Sequence[Hashable]) -> Array:
-    """Return `[N]` the KL term of the reward, finite in every row that has a scored reward."""
+def _kl_reward(values: Counts | None, rewards: Array, labels: Sequence[Hashable]) -> Array | None:
+    """Return `[N]` the KL term of the reward, finite in every row that has a scored reward. None without a KL term."""
+    if values is None:
+        return None
     kl_reward = _shaped("kl_reward", values, (len(rewards),))
     is_valid = np.abs(kl_reward) <= LARGEST_REWARD  # False for NaN
     has_scored_reward = ~np.isnan(rewards).all(axis=1)
@@ -323,17 +327,28 @@ def _kl_reward(values: Counts, rewards: Array, labels: Sequence[Hashable]) -> Ar
     return kl_reward
 
 
-def _counts(name: str, values: Counts, size: int) -> Array:
-    """Return `[N]` numbers in [0, LARGEST_COUNT], or raise."""
+def _factors(values: Array | None, shape: tuple[int, ...]) -> Array | None:
+    """Return `[N, K]` the factors of the columns, or None without a rubric."""
+    return None if values is None else _shaped("factors", values, shape)
+
+
+def _counts(name: str, values: Counts | None, size: int) -> Array:
+    """Return `[N]` numbers in [0, LARGEST_COUNT], 1 each by default, or raise."""
+    if values is None:
+        return np.ones(size)
     column = _shaped(name, values, (size,))
-    _require_valid(name, column, (column >= 0) & (column <= LARGEST_COUNT), LARGEST_COUNT)
+    is_valid = (column >= 0) & (column <= LARGEST_COUNT)
+    _require_valid(name, column, is_valid, LARGEST_COUNT)
     return column
 
 
-def _unit_or_nan(name: str, values: Counts, size: int) -> Array:
-    """Return `[N]` numbers in [0, 1] or NaN, or raise."""
-    column = _shaped(name, values, (size,))
-    _require_valid(name, column, ((column >= 0) & (column <= 1)) | np.isnan(column), 1.0)
+def _accuracy(values: Counts | None, size: int) -> Array | None:
+    """Return `[N]` numbers in [0, 1] or NaN, or raise. None if there is no accuracy."""
+    if values is None:
+        return None
+    column = _shaped("accuracy", values, (size,))
+    is_valid = (column >= 0) & (column <= 1)
+    _require_valid("accuracy", column, is_valid | np.isnan(column), 1.0)
     return column
 
 

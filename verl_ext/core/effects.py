@@ -12,26 +12,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step, apply_step
-from verl_ext.core.groups import TOLERANCE, Array, Groups
+from verl_ext.core.groups import TOLERANCE, Array, Index
 from verl_ext.core.step_lists import is_built_in
 from verl_ext.core.turns import Turns
 from verl_ext.errors import Finding
 
 SAME = 1e-4
 """Advantages are the same if they differ by at most this fraction of the largest absolute advantage."""
-GROUP_SIZES = (5, 4, 6, 3, 4, 4, 1)
+GROUP_SIZES = (5, 4, 6, 5, 3, 4, 1)
 """Responses to each prompt of a synthetic batch."""
-AGREEING = (1, 5)
-"""The groups in which all rewards rise together. Of many rewards, two conflict in nearly every other response."""
-CONSTANT = 4
+AGREEING = (1, 3)
+"""The groups in which all rewards rise together, so that few of their responses conflict even with many rewards."""
+CONSTANT = 5
 """The group in which no reward varies."""
+REWARDS = 3
+"""Number of synthetic rewards with which lists are measured. With one reward many steps have no effect."""
 
 
 def synthetic_batches(
@@ -41,53 +43,86 @@ def synthetic_batches(
 
     Groups of uneven size, one of them without variance and one of a single response. Rewards between `minimum` and
     `minimum + 1`, which conflict in some responses and agree in others, and of which the first varies in half of the
-    groups only. Responses of different length, prompts of different accuracy. With `per_turn`, the first reward has one
-    number per turn. With `rubric`, the last reward has two criteria whose weights depend on the prompt.
+    groups only. Responses of different length, prompts of different accuracy below 1. With `per_turn`, the first reward
+    has one number per turn. With `rubric`, the last reward has two criteria whose weights depend on the prompt.
     """
-    first, second = (_synthetic_batch(seed, keys, minimum, per_turn=per_turn, rubric=rubric) for seed in (0, 1))
+    columns = Columns.of(keys, rubric=rubric)
+    first = _synthetic_batch(np.random.default_rng(0), columns, minimum, per_turn=per_turn)
+    second = _synthetic_batch(np.random.default_rng(1), columns, minimum, per_turn=per_turn)
     return first, second
 
 
-def _synthetic_batch(seed: int, keys: Sequence[str], minimum: float, *, per_turn: bool, rubric: bool) -> Batch:
-    random = np.random.default_rng(seed)
-    prompt = np.repeat(np.arange(len(GROUP_SIZES)), GROUP_SIZES)  # of each response
-    names = [*keys]
-    column_keys = [*keys]
-    factors = None
-    if rubric:
-        names[-1:] = [f"{keys[-1]}[0]", f"{keys[-1]}[1]"]
-        column_keys.append(keys[-1])
-        factors = np.ones((len(prompt), len(names)))
-        factors[:, -2] = (1 + prompt) / (2 + prompt)
-        factors[:, -1] = 1 / (2 + prompt)
-    rewards = random.random((len(prompt), len(names)))
-    scales = np.linspace(0.5, 1.0, len(names))
-    is_agreeing = np.isin(prompt, AGREEING)
-    rewards[is_agreeing] = random.random((np.count_nonzero(is_agreeing), 1)) * scales
-    rewards[prompt == CONSTANT] = scales
-    rewards[prompt % 2 == 0, 0] = 0.5
-    rewards += minimum
-    accuracy = (random.random(len(prompt)) < (prompt + 1) / len(GROUP_SIZES)).astype(np.float64)
-    first_response_of_prompt = np.cumsum(GROUP_SIZES) - GROUP_SIZES
-    accuracy[first_response_of_prompt] = 0.0  # `weight_by_focal` removes a prompt that all responses solve
-    turn_counts = random.integers(1, 4, len(prompt)) if per_turn else np.ones(len(prompt), dtype=np.intp)
-    turns = Turns.of_counts(turn_counts, columns=(0,) if per_turn else ())
-    response = np.repeat(np.arange(len(prompt)), turn_counts)  # of each row
-    rewards = rewards[response]
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a synthetic batch."""
+
+    names: tuple[str, ...]
+    """`K` names."""
+    keys: tuple[str, ...]
+    """`K` the reward of each column."""
+    factors: Array | None
+    """`[prompts, K]` the weight of each criterion within its rubric, or None without a rubric."""
+
+    @classmethod
+    def of(cls, keys: Sequence[str], *, rubric: bool) -> Columns:
+        """Return one column per reward. With `rubric` the last reward has two columns."""
+        if not rubric:
+            return cls(tuple(keys), tuple(keys), None)
+        *others, last = keys
+        names = (*others, f"{last}[0]", f"{last}[1]")
+        factors = np.ones((len(GROUP_SIZES), len(names)))
+        first_weight = np.linspace(0.3, 0.7, len(GROUP_SIZES))  # of each prompt
+        factors[:, -2] = first_weight
+        factors[:, -1] = 1 - first_weight
+        return cls(names, (*others, last, last), factors)
+
+    def factors_of(self, prompt_of_row: Index) -> Array | None:
+        """Return `[N, K]` the factors of each row, or None without a rubric."""
+        return None if self.factors is None else self.factors[prompt_of_row]
+
+
+def _synthetic_batch(random: np.random.Generator, columns: Columns, minimum: float, *, per_turn: bool) -> Batch:
+    prompt_of_response = np.repeat(np.arange(len(GROUP_SIZES)), GROUP_SIZES)
+    responses = len(prompt_of_response)
+    rewards = minimum + _synthetic_rewards(random, prompt_of_response, len(columns.names))
+    chance_of_correct = (prompt_of_response + 1) / len(GROUP_SIZES)
+    is_correct = random.random(responses) < chance_of_correct
+    first_response_of_prompt = np.unique(prompt_of_response, return_index=True)[1]
+    is_correct[first_response_of_prompt] = False  # `weight_by_focal` removes a prompt without an incorrect response
+    turns = Turns.of_counts([1] * responses)
     if per_turn:
-        rewards[:, 0] += random.random(len(response))
+        turns = Turns.of_counts(random.integers(1, 4, responses), columns=(0,))
+    # From here on each row is a turn. Without `per_turn` it is a response.
+    prompt_of_row = prompt_of_response[turns.response]
+    rewards = rewards[turns.response]
+    if per_turn:
+        rewards[:, 0] += random.random(len(rewards))
+    lengths = random.integers(1, 9, len(rewards))
+    is_first_turn = turns.number == 0  # with which the one output of a response begins
     return Batch.of(
         rewards,
-        prompt[response].tolist(),
-        prompts=Groups.of(prompt[response].tolist()),
+        prompt_of_row.tolist(),
         turns=turns,
-        keys=names,
-        column_keys=column_keys,
-        factors=None if factors is None else factors[response],
-        lengths=random.integers(1, 9, len(response)).astype(np.float64),
-        outputs=(turns.number == 0).astype(np.float64),
-        accuracy=accuracy[response],
+        keys=columns.names,
+        column_keys=columns.keys,
+        factors=columns.factors_of(prompt_of_row),
+        lengths=lengths.astype(np.float64),
+        outputs=is_first_turn.astype(np.float64),
+        accuracy=is_correct[turns.response].astype(np.float64),
     )
+
+
+def _synthetic_rewards(random: np.random.Generator, prompt_of_response: Index, columns: int) -> Array:
+    """Return `[responses, K]` rewards in [0, 1]."""
+    rewards = random.random((len(prompt_of_response), columns))
+    scale_of_column = np.linspace(0.5, 1.0, columns)
+    quality = random.random((len(prompt_of_response), 1))
+    exponent_of_column = np.linspace(0.5, 2.0, columns)
+    is_agreeing = np.isin(prompt_of_response, AGREEING)
+    rewards[is_agreeing] = scale_of_column * quality[is_agreeing] ** exponent_of_column
+    rewards[prompt_of_response == CONSTANT] = scale_of_column
+    rewards[prompt_of_response % 2 == 0, 0] = 0.5
+    return rewards
 
 
 def synthetic_batches_for(chain: Chain, keys: Sequence[str]) -> tuple[Batch, Batch]:
@@ -136,32 +171,34 @@ def _are_same_with(chain: Chain, first: tuple[float, ...], second: tuple[float, 
     return are_same(advantages[0], advantages[1])
 
 
-def measure(steps: Sequence[Step], *, rewards: int, per_turn: bool = False, rubric: bool = False) -> Iterator[Finding]:
+def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = False) -> Iterator[Finding]:
     """Yield a finding for each built-in step that gets values it cannot process, or that has no effect.
 
-    `rewards` is the number of synthetic rewards, of which each has weight 1. Raise if the list fails on the batches.
+    There are three synthetic rewards of weight 1, whatever rewards a run has. Raise if the list fails on the batches.
 
     >>> from verl_ext.core.steps import Center, ScaleByStd, WeightedSum
-    >>> [finding.text for finding in measure([Center(), ScaleByStd(), WeightedSum(), Center()], rewards=3)]
+    >>> [finding.text for finding in measure([Center(), ScaleByStd(), WeightedSum(), Center()])]
     ['Step 4 of the list, center, has no effect: the advantages are the same without it.']
     """
-    steps = [step.for_rewards(rewards) for step in steps]
-    batches = synthetic_batches([f"reward_{number}" for number in range(rewards)], per_turn=per_turn, rubric=rubric)
+    steps = [step.for_rewards(REWARDS) for step in steps]
+    keys = [f"reward_{number}" for number in range(REWARDS)]
+    batches = synthetic_batches(keys, per_turn=per_turn, rubric=rubric)
     expected = advantages_of(Chain(tuple(steps)), batches)
     for index, step in enumerate(steps):
+        before = steps[:index]
+        after = steps[index + 1 :]
         if not is_built_in(step):
             continue
         label = f"Step {index + 1} of the list, {step.name},"
         # The result of a custom step that comes later may hide an effect.
-        custom_step_follows = not all(map(is_built_in, steps[index + 1 :]))
-        severity: Literal["error", "warning"] = "warning" if custom_step_follows else "error"
-        if step.needs_centered and not _gets_centered_values(steps, index, batches):
+        severity: Literal["error", "warning"] = "error" if all(map(is_built_in, after)) else "warning"
+        if step.needs_centered and not _are_centered(before, batches):
             yield Finding(
                 "error",
                 f"{label} divides values whose mean is not 0 in each group.",
                 f"Move it directly behind center, or remove {step.name}.",
             )
-        elif not step.sums and _is_same([*steps[:index], *steps[index + 1 :]], batches, expected):
+        elif not step.sums and _is_same([*before, *after], batches, expected):
             yield Finding(
                 severity,
                 f"{label} has no effect: the advantages are the same without it.",
@@ -169,7 +206,7 @@ def measure(steps: Sequence[Step], *, rewards: int, per_turn: bool = False, rubr
             )
         for setting in _settings_that_are_true(step):
             changed = replace(step, **{setting: False})
-            if _is_same([*steps[:index], changed, *steps[index + 1 :]], batches, expected):
+            if _is_same([*before, changed, *after], batches, expected):
                 yield Finding(
                     severity,
                     f"{label} has {setting}=True, which has no effect: the advantages are the same with "
@@ -191,17 +228,17 @@ def _is_same(steps: Sequence[Step], batches: Sequence[Batch], expected: Array) -
     return are_same(advantages, expected)
 
 
-def _gets_centered_values(steps: Sequence[Step], index: int, batches: Sequence[Batch]) -> bool:
-    """Return whether the values that reach a step have mean 0 in every group of the batches."""
+def _are_centered(steps: Sequence[Step], batches: Sequence[Batch]) -> bool:
+    """Return whether the values after the steps have mean 0 in every group of the batches."""
     states = dict(Chain(tuple(steps)).init())
     for batch in batches:
         values = batch.returns
-        for step in steps[:index]:
+        for step in steps:
             result = apply_step(step, values, batch, states.get(step.name))
             values = result.values
             states[step.name] = result.state
         mean = batch.groups.mean(values)
-        largest = np.fmax.reduce(np.abs(values), axis=None, initial=1.0)
-        if (np.abs(mean) > TOLERANCE * largest).any():
+        largest_value = np.fmax.reduce(np.abs(values), axis=None, initial=1.0)
+        if (np.abs(mean) > TOLERANCE * largest_value).any():
             return False
     return True

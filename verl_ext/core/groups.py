@@ -27,7 +27,9 @@ def label_text(label: Hashable) -> str:
     >>> label_text("row 7 of train.parquet"), label_text("3f2a")
     ('row 7 of train.parquet', "uid '3f2a'")
     """
-    return label if isinstance(label, str) and " " in label else f"uid {label!r}"
+    if isinstance(label, str) and " " in label:
+        return label
+    return f"uid {label!r}"
 
 
 def divide(numerator: Array, divisor: Array) -> Array:
@@ -68,21 +70,26 @@ class Groups:
     @classmethod
     def of(cls, labels: Iterable[Hashable]) -> Groups:
         """Group by label. Labels may be of any hashable types."""
-        numbers: dict[Hashable, int] = {}
-        ids = np.array([numbers.setdefault(label, len(numbers)) for label in labels], dtype=np.intp)
+        group_of_label: dict[Hashable, int] = {}
+        group_of_row = [group_of_label.setdefault(label, len(group_of_label)) for label in labels]
+        ids = np.array(group_of_row, dtype=np.intp)
+        order = ids.argsort(kind="stable")
         sizes = np.bincount(ids)
-        return cls(ids, ids.argsort(kind="stable"), sizes.cumsum() - sizes, sizes, tuple(numbers))
+        starts = sizes.cumsum() - sizes
+        return cls(ids, order, starts, sizes, tuple(group_of_label))
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def sum(self, x: Array) -> Array:
         """Return the sum of the scored values."""
-        return np.add.reduceat(np.where(np.isnan(x), 0.0, x)[self.order], self.starts)
+        values = np.where(np.isnan(x), 0.0, x)
+        return np.add.reduceat(values[self.order], self.starts)
 
     def count(self, x: Array) -> Array:
         """Return the number of scored values."""
-        return np.add.reduceat((~np.isnan(x)).astype(np.float64)[self.order], self.starts)
+        is_scored = (~np.isnan(x)).astype(np.float64)
+        return np.add.reduceat(is_scored[self.order], self.starts)
 
     def mean(self, x: Array) -> Array:
         """Return the mean of the scored values, NaN for a group without scored values."""
@@ -92,21 +99,9 @@ class Groups:
 
     def std(self, centered: Array) -> Array:
         """Return the standard deviation (n - 1) of centered values, 0 for fewer than two scored values."""
-        return np.sqrt(divide(self.sum(np.square(centered)), self.count(centered) - 1))
-
-    def quantile(self, x: Array, q: float) -> Array:
-        """Return the linearly interpolated quantile of the scored values, NaN for a group without scored values.
-
-        >>> Groups.of("aaab").quantile(np.array([1.0, 4.0, 2.0, 7.0]), 0.75)
-        array([3., 7.])
-        """
-        columns = (x[:, None] if x.ndim == 1 else x).T
-        ordered = np.take_along_axis(columns, np.lexsort((columns, np.broadcast_to(self.ids, columns.shape))), axis=1)
-        place = q * (self.count(columns.T).T - 1).clip(min=0)
-        low = np.take_along_axis(ordered, self.starts + np.floor(place).astype(np.intp), axis=1)
-        high = np.take_along_axis(ordered, self.starts + np.ceil(place).astype(np.intp), axis=1)
-        found: Array = (low + (place % 1) * (high - low)).T
-        return found.reshape(len(self), *x.shape[1:])
+        squares = self.sum(np.square(centered))
+        degrees_of_freedom = self.count(centered) - 1
+        return np.sqrt(divide(squares, degrees_of_freedom))
 
     def varies(self, x: Array) -> Bools:
         """Return whether a group has nonzero variance: `max - min > 1e-6 * max(1, |mean|)`.
@@ -117,9 +112,12 @@ class Groups:
 
     def variation(self, x: Array, rounding: Array | float = 0.0) -> tuple[Array, Bools]:
         """Return the mean of the scored values, and whether they vary (see `varies`) by more than `rounding`."""
-        mean, in_order = self.mean(x), x[self.order]
-        width = np.fmax.reduceat(in_order, self.starts) - np.fmin.reduceat(in_order, self.starts)
-        return mean, np.asarray(width > np.fmax(TOLERANCE * np.fmax(1.0, np.abs(mean)), rounding))
+        mean = self.mean(x)
+        by_group = x[self.order]
+        value_range = np.fmax.reduceat(by_group, self.starts) - np.fmin.reduceat(by_group, self.starts)
+        tolerance = TOLERANCE * np.fmax(1.0, np.abs(mean))
+        varies: Bools = value_range > np.fmax(tolerance, rounding)
+        return mean, varies
 
     def broadcast(self, per_group: npt.NDArray[D]) -> npt.NDArray[D]:
         """Broadcast one value per group to its trajectories: `[G, ...] -> [N, ...]`."""

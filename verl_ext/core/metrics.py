@@ -13,24 +13,55 @@ Metrics = dict[str, float]
 TURNS = 8
 """Number of turns, from the first, with separate metrics of per-turn rewards."""
 
-# verl derives the aggregation of a metric over the updates of one step from these words anywhere in its name, and from
-# `lr` at its end. A reward called `format_minimal` would be logged as a minimum, so its first letter is escaped.
-_MISREAD = r"(?=max|min|mean|avg|average|sum|total|timing_s|timing_per_token|lr\Z)."
-# Loggers change other characters, and a name of dots would be a folder. The last alternative keeps codes unique.
-_CODED = re.compile(rf"[^\w.-]|{_MISREAD}|\A\.(?=\.*\Z)|_(?=x[0-9a-f])", re.IGNORECASE)
+# The characters that `metric_name` escapes. Each pattern matches one character. A lookahead `(?=...)` only looks at the
+# text that begins with this character, so that words that overlap are all found: both of "sumin" are escaped.
+
+# verl aggregates a metric over the updates of one step as these words in its name say. It would log the mean of a
+# reward called "minimal" as a minimum, so "minimal" becomes "_x6d_inimal".
+_FIRST_LETTER_OF_AGGREGATION = r"(?=max|min|mean|avg|average|sum|total|timing_s|timing_per_token)."
+# verl logs the last value instead of the mean if a name ends in "lr" (learning rate): "lr" becomes "_x6c_r".
+_FIRST_LETTER_OF_FINAL_LR = r"(?=lr\Z)."
+# Loggers replace any other character than these: "b c" becomes "b_x20_c".
+_CHANGED_BY_LOGGERS = r"[^\w.-]"
+# Loggers would make a name of dots a folder: ".." becomes "_x2e_.".
+_FIRST_OF_ONLY_DOTS = r"\A\.(?=\.*\Z)"
+# A reward can have a name that looks escaped, and must not share it with another: "b_x20_c" becomes "b_x5f_x20_c".
+_UNDERSCORE_OF_AN_ESCAPE = r"_(?=x[0-9a-f])"
+_ESCAPED = re.compile(
+    "|".join(
+        (
+            _FIRST_LETTER_OF_AGGREGATION,
+            _FIRST_LETTER_OF_FINAL_LR,
+            _CHANGED_BY_LOGGERS,
+            _FIRST_OF_ONLY_DOTS,
+            _UNDERSCORE_OF_AN_ESCAPE,
+        )
+    ),
+    re.IGNORECASE,
+)
 
 
 def metric_name(key: str) -> str:
     """Escape the name of a reward for use in the name of a metric. Different rewards get different names.
 
+    An escaped character is written as `_x<code>_`, where the code is its Unicode number in hexadecimal digits. An empty
+    name becomes `_x_`.
+
     >>> metric_name("format"), metric_name("正确"), metric_name("a/b c"), metric_name("minimal")
     ('format', '正确', 'a_x2f_b_x20_c', '_x6d_inimal')
+    >>> metric_name("lr"), metric_name(".."), metric_name("b c"), metric_name("b_x20_c"), metric_name("sumin")
+    ('_x6c_r', '_x2e_.', 'b_x20_c', 'b_x5f_x20_c', '_x73_u_x6d_in')
     """
-    return _CODED.sub(lambda match: f"_x{ord(match[0]):x}_", key) or "_x_"
+    return _ESCAPED.sub(_escape, key) or "_x_"
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"_x{code:x}_"
 
 
 def reward_metrics(batch: Batch) -> Metrics:
-    """Statistics of each reward as the estimator saw it: after the conditions, before the weights.
+    """Return statistics of each reward as the estimator received it: after the conditions, before the weights.
 
     `zero_variance_group_fraction` is the fraction of zero-variance groups. With conditions, `raw_mean` is the mean
     before them, and `condition_met_fraction` is the fraction of responses that meet the condition, among those for
@@ -40,35 +71,61 @@ def reward_metrics(batch: Batch) -> Metrics:
     """
     if not len(batch.returns):
         return {}
-    metrics: Metrics = {}
-    if batch.factors is not None:
-        varies, counts = batch.groups.varies(batch.returns), batch.factors[batch.groups.order[batch.groups.starts]] != 0
-        rubrics = np.array(batch.keys) != batch.column_keys
-        for key in dict.fromkeys(np.array(batch.column_keys)[rubrics].tolist()):
-            name, counted = f"reward/{metric_name(key)}", counts & (np.array(batch.column_keys) == key)
-            metrics[f"{name}/criteria"] = float(counted.sum(axis=1).mean())
-            metrics[f"{name}/varying_criteria_fraction"] = float(varies[counted].mean())
-    batch = batch.by_key()
-    seen = batch.returns
-    dead = 1.0 - batch.groups.varies(seen).mean(axis=0)
+    metrics = _rubric_metrics(batch)
+    batch = batch.by_key()  # from here on one column per reward
     turns = batch.turns
-    raw = turns.returns(batch.raw) if batch.conditions else np.empty_like(seen)
+    zero_variance_fractions = 1.0 - batch.groups.varies(batch.returns).mean(axis=0)  # [K]
+    raw_returns = turns.returns(batch.raw) if batch.conditions else batch.returns
     for column, key in enumerate(batch.keys):
-        name, per_turn = f"reward/{metric_name(key)}", column in turns.columns
-        once = turns.number == 0 if per_turn else turns.last
-        scored = _scored(seen[once, column])
+        name = f"reward/{metric_name(key)}"
+        is_per_turn = column in turns.columns
+        # One row per response: the return at the first turn includes the rewards of all turns.
+        rows = turns.number == 0 if is_per_turn else turns.last
+        returns = batch.returns[rows, column]
+        scored = _scored(returns)
         metrics |= _moments(name, scored)
-        metrics[f"{name}/zero_variance_group_fraction"] = float(dead[column])
-        metrics[f"{name}/unscored"] = float(once.sum() - len(scored))
-        if batch.conditions and len(before := _scored(raw[once, column])):
-            metrics[f"{name}/raw_mean"] = float(before.mean())
-        needed = batch.conditions.get(key)
-        if needed and len(met := _scored(needed.met(batch.raw[turns.last, batch.keys.index(needed.reward)]))):
-            metrics[f"{name}/condition_met_fraction"] = float(met.mean())
-        for turn in range(TURNS * per_turn):
-            given = _scored(batch.raw[turns.number == turn, column])
-            if len(given):
-                metrics[f"{name}/per_turn/{turn + 1}/mean"] = float(given.mean())
+        metrics[f"{name}/zero_variance_group_fraction"] = float(zero_variance_fractions[column])
+        metrics[f"{name}/unscored"] = float(len(returns) - len(scored))
+        if batch.conditions:
+            metrics |= _mean(f"{name}/raw_mean", raw_returns[rows, column])
+        if key in batch.conditions:
+            metrics |= _mean(f"{name}/condition_met_fraction", _condition_met(batch, key))
+        if is_per_turn:
+            metrics |= _per_turn_metrics(name, batch, column)
+    return metrics
+
+
+def _rubric_metrics(batch: Batch) -> Metrics:
+    """Return the number of criteria of each rubric, and the fraction of them that vary in their group."""
+    if batch.factors is None:
+        return {}
+    metrics: Metrics = {}
+    varies = batch.groups.varies(batch.returns)  # [G, K]
+    first_rows = batch.groups.order[batch.groups.starts]  # [G]: the factors are equal within a group
+    has_weight = batch.factors[first_rows] != 0  # [G, K]
+    column_keys = np.array(batch.column_keys)
+    is_criterion = column_keys != np.array(batch.keys)  # the column of a plain reward is named after the reward
+    for key in dict.fromkeys(column_keys[is_criterion].tolist()):
+        criteria = has_weight & (column_keys == key)  # [G, K]
+        name = f"reward/{metric_name(key)}"
+        metrics[f"{name}/criteria"] = float(criteria.sum(axis=1).mean())
+        metrics[f"{name}/varying_criteria_fraction"] = float(varies[criteria].mean())
+    return metrics
+
+
+def _condition_met(batch: Batch, key: str) -> Array:
+    """Return for each response whether it meets the condition on a reward: 1, 0, or NaN where this is not known."""
+    condition = batch.conditions[key]
+    required = batch.keys.index(condition.reward)
+    return condition.met(batch.raw[batch.turns.last, required])
+
+
+def _per_turn_metrics(name: str, batch: Batch, column: int) -> Metrics:
+    """Return the mean of a per-turn reward at each of the first turns."""
+    metrics: Metrics = {}
+    for turn in range(TURNS):
+        rewards = batch.raw[batch.turns.number == turn, column]
+        metrics |= _mean(f"{name}/per_turn/{turn + 1}/mean", rewards)
     return metrics
 
 
@@ -94,50 +151,65 @@ def advantage_metrics(advantages: Array) -> Metrics:
     return _moments("advantage", advantages) | {"advantage/zero_fraction": float((advantages == 0).mean())}
 
 
-def reward_shares(groups: Groups, parts: Array, total: Array, advantages: Array) -> Array:
+def reward_contributions(groups: Groups, terms: Array, total: Array, advantages: Array) -> Array:
     """Return `[K]` each reward's contribution to the advantages: the mean of `cov(c_k, S) / var(S)` over groups.
 
-    `S` is `total`, the sum of the rewards, and `c_k` is a column of `parts`, the contribution of a reward to the sum.
+    `S` is `total`, the sum of the rewards, and `c_k` is a column of `terms`, the term of a reward in the sum.
     Each group is weighted by the sum of its squared advantages. A contribution is below 0 or above 1 if rewards oppose
-    each other. The difference to 1 comes from other terms than the rewards in `parts`. The result is NaN if no group
+    each other. The difference to 1 comes from other terms than the rewards in `terms`. The result is NaN if no group
     has both nonzero advantages and an `S` with nonzero variance.
 
-    >>> parts = np.array([[3.0, 0.0], [-3.0, 1.0]])
-    >>> reward_shares(Groups.of("gg"), parts, parts.sum(axis=1), np.array([1.0, -1.0]))
+    >>> terms = np.array([[3.0, 0.0], [-3.0, 1.0]])
+    >>> reward_contributions(Groups.of("gg"), terms, terms.sum(axis=1), np.array([1.0, -1.0]))
     array([ 1.2, -0.2])
     """
     mean, varies = groups.variation(total)
-    weights = np.where(varies, groups.sum(np.square(advantages)), 0.0)
-    if not weights.any():
-        return np.full(parts.shape[1], np.nan)
+    group_weights = np.where(varies, groups.sum(np.square(advantages)), 0.0)
+    if not group_weights.any():
+        return np.full(terms.shape[1], np.nan)
     deviations = np.nan_to_num(total - groups.broadcast(mean))
-    centered = parts - groups.broadcast(groups.mean(parts))  # so that a large offset leaves no rounding
-    covariance, variance = groups.sum(centered * deviations[:, None]), groups.sum(np.square(deviations))
-    shares: Array = weights @ divide(covariance, variance[:, None]) / weights.sum()
-    return shares
+    centered = terms - groups.broadcast(groups.mean(terms))  # so that a large offset leaves no rounding
+    covariance = groups.sum(centered * deviations[:, None])  # [G, K]
+    variance = groups.sum(np.square(deviations))  # [G]
+    contributions = divide(covariance, variance[:, None])
+    weighted_mean: Array = group_weights @ contributions / group_weights.sum()
+    return weighted_mean
 
 
-def share_metrics(
-    keys: Sequence[str], groups: Groups, parts: Array, total: Array, advantages: Array, *, rest: bool
+def contribution_metrics(
+    keys: Sequence[str], groups: Groups, terms: Array, total: Array, advantages: Array, *, rest: bool
 ) -> Metrics:
-    """Return the contributions of `reward_shares` by reward, and with `rest` the difference of their sum to 1.
+    """Return the contributions of `reward_contributions` by reward, and with `rest` the difference of their sum to 1.
 
     A single reward without a rest is not reported, because its contribution is always 1.
     """
-    shares = reward_shares(groups, parts, total, advantages)
-    if np.isnan(shares).any() or (len(keys) == 1 and not rest):
+    contributions = reward_contributions(groups, terms, total, advantages)
+    if np.isnan(contributions).any() or (len(keys) == 1 and not rest):
         return {}
-    metrics = {"advantage/contribution/rest": 1 - float(shares.sum())} if rest else {}
-    named = zip(keys, shares, strict=True)
-    return metrics | {f"advantage/contribution/{metric_name(key)}": float(share) for key, share in named}
+    metrics: Metrics = {}
+    if rest:
+        metrics["advantage/contribution/rest"] = 1 - float(contributions.sum())
+    for key, contribution in zip(keys, contributions.tolist(), strict=True):
+        metrics[f"advantage/contribution/{metric_name(key)}"] = contribution
+    return metrics
 
 
 def _scored(values: Array) -> Array:
     return values[~np.isnan(values)]
 
 
+def _mean(name: str, values: Array) -> Metrics:
+    """Return the mean of the scored values, or no metric if no value is scored."""
+    scored = _scored(values)
+    return {name: float(scored.mean())} if len(scored) else {}
+
+
 def _moments(name: str, values: Array) -> Metrics:
     if not len(values):
         return {}
-    statistics = {"mean": values.mean(), "std": values.std(), "min": values.min(), "max": values.max()}
-    return {f"{name}/{key}": float(value) for key, value in statistics.items()}
+    return {
+        f"{name}/mean": float(values.mean()),
+        f"{name}/std": float(values.std()),
+        f"{name}/min": float(values.min()),
+        f"{name}/max": float(values.max()),
+    }

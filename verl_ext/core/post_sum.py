@@ -14,7 +14,6 @@ from verl_ext.core.groups import TOLERANCE, Array, divide
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.schema import bounded
 from verl_ext.core.steps import single
-from verl_ext.core.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class LengthPenalty(Step):
         longest = np.fmax.reduceat(length[prompts.order], prompts.starts)
         excess = divide(length - prompts.broadcast(shortest), prompts.broadcast(longest - shortest))
         penalty = -self.weight * np.nan_to_num(excess)
-        return values + Turns(batch.turns.number, (0,), batch.turns.discount).returns(penalty[:, None])
+        return values + batch.turns.discounted_sums(penalty)[:, None]
 
 
 @dataclass(frozen=True)

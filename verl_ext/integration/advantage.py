@@ -17,7 +17,7 @@ from verl_ext import hooks
 from verl_ext.core.batch import SCORE, Batch
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array, Index, divide
-from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, share_metrics, turn_metrics
+from verl_ext.core.metrics import advantage_metrics, contribution_metrics, metric_name, reward_metrics, turn_metrics
 from verl_ext.core.row_index import float_mask, row_sums, scores
 from verl_ext.errors import IntegrationError, listed
 from verl_ext.integration import checkpoint, dump
@@ -47,10 +47,10 @@ def compute(
     """Return the advantages `[B, L]` of the batch that a trainer is computing, twice: verl wants returns as well."""
     run, chain, table = _at_work(name)
     rows, settings = table.rows, run.settings.rewards
-    if len(rows.owner) != len(response_mask):
+    if len(rows.trajectory_of_row) != len(response_mask):
         raise IntegrationError(
-            f"The estimator {name!r} was called with {len(response_mask)} of the {len(rows.owner)} rows of a batch. "
-            "Pass all rows in the trainer, because advantages depend on the whole batch."
+            f"The estimator {name!r} was called with {len(response_mask)} of the {len(rows.trajectory_of_row)} rows "
+            "of a batch. Pass all rows in the trainer, because advantages depend on the whole batch."
         )
     run.computed_at, run.called = run.step, True
     mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
@@ -114,7 +114,9 @@ def _run_chain(run: Run, chain: Chain, batch: Batch) -> Array:
     _watch_zero_advantages(run, batch, result.advantages)
     if result.summed is not None:
         rest = batch.kl_reward is not None
-        run.metrics |= share_metrics(batch.components, batch.groups, *result.summed, result.advantages, rest=rest)
+        run.metrics |= contribution_metrics(
+            batch.components, batch.groups, *result.summed, result.advantages, rest=rest
+        )
     if run.needs.turns:
         run.metrics |= turn_metrics(batch)
     run.metrics |= {f"{metric_name(run.name)}/{short}": value for short, value in result.metrics.items()}
@@ -156,7 +158,7 @@ def log_and_dump(run: Run, table: Table, tensors: Callable[[], Mapping[str, torc
         if run.settings.norm_by_std:
             advantages = divide(advantages, groups.broadcast(groups.std(advantages)))
         parts = np.nan_to_num(batch.returns)
-        run.metrics |= share_metrics(batch.components, groups, parts, score, advantages, rest=True)
+        run.metrics |= contribution_metrics(batch.components, groups, parts, score, advantages, rest=True)
     if batch is not None and run.settings.verl_ext.dump_dir is not None and tensors is not None:
         given = tensors()
         mask = float_mask(given["response_mask"], torch.float32)

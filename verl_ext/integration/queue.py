@@ -1,6 +1,6 @@
 """verl's TransferQueue, the store of the default trainer: read the named rewards of a batch, and write fields.
 
-Only this module calls TransferQueue. The names of its rows are taken apart here and in `core/rows.py`.
+Only this module calls TransferQueue. The names of its rows are taken apart here and in `core/row_index.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 
 from verl_ext.core.batch import SCORE
 from verl_ext.core.row_index import RowIndex, dense, scores, uids_of
-from verl_ext.core.turns import TurnSpans
+from verl_ext.core.turn_spans import TurnSpans
 from verl_ext.integration.table import TOKEN_FIELD, Needs, Table
 from verl_ext.settings import ACCURACY
 

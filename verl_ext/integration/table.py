@@ -11,9 +11,11 @@ import torch
 
 from verl_ext.core.batch import LARGEST_REWARD, SCORE, Batch, unit_accuracy
 from verl_ext.core.groups import Array, Bools, Groups, Index, label_text
+from verl_ext.core.per_turn_rewards import pad_entries
 from verl_ext.core.row_index import RowIndex, broadcast, row_sums, scores
 from verl_ext.core.rubrics import Criteria, to_columns
-from verl_ext.core.turns import Turns, TurnSpans, pad_entries
+from verl_ext.core.turn_spans import TurnSpans
+from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 from verl_ext.settings import ACCURACY, RewardsSettings
 
@@ -75,7 +77,7 @@ class Table:
     @property
     def owner(self) -> Index:
         """`[M]` the trajectory of each row of `Batch`; by turn, that of each turn."""
-        return np.arange(len(self.labels)) if self.spans is None else self.spans.owner
+        return np.arange(len(self.labels)) if self.spans is None else self.spans.trajectory_of_turn
 
     def batch(
         self,

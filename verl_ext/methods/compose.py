@@ -50,7 +50,7 @@ def steps_of(section: ComposeSettings, _settings: Settings) -> Sequence[Step]:
 
 
 COMPOSE = Method(
-    paper="compose",
+    paper="A list of your own",
     summary="an estimator written as a list of steps in the configuration",
     build=steps_of,
     settings=ComposeSettings,

@@ -1,18 +1,20 @@
 r"""DGPO: "MathForge", arXiv 2601.20614, section 3: difficulty-aware group policy optimization.
 
     A_i = n_g (r_i - mean_g(r)) / (sum_g |r - mean_g(r)| + 1e-4)         DGAE: divided by the mean absolute deviation
-    A_i = z A_i               z = sum_all len / sum_valid len            balancing: makes up for groups without variance
+    A_i = z A_i               z = sum_all len / sum_valid len            balancing for groups without variance
     A_i = lambda_g A_i        lambda = B_v softmax(-acc_g / T)           DQW: over the B_v valid groups, 1 elsewhere
 
-`r` is the score or the weighted sum of the rewards, `acc_g` the group's mean accuracy, T = 2. A group is valid if its
-reward varies; a KL term in the reward acts within valid groups only. `z` is exact for `loss_agg_mode=token-mean` with
-one mini-batch a step; with a loss that takes the mean over sequences the factor is the number of rows of the batch by
-that of valid rows (`balance=sequence`; `auto` chooses by the loss). With several mini-batches the factor of the whole
-batch is only approximate, in the authors' code as well.
+`r` is the score or the weighted sum of the rewards, `acc_g` is the group's mean accuracy, and T = 2. A group is valid
+if its reward has nonzero variance. A KL term in the reward is added in valid groups only.
 
-Degenerate cases: a group of one, or with a range of at most 1e-6 max(1, |mean|), is not valid and has advantage 0. If
-no group is valid, z = 1. A valid group with accuracy 0 varies only in another reward and is weighed as if its accuracy
-were 1.
+`z` is exact for `loss_agg_mode=token-mean` with one mini-batch per step. If the loss averages over sequences, the
+factor is the number of rows of the batch divided by the number of valid rows (`balance=sequence`). `balance=auto`
+chooses by the loss. With several mini-batches the factor of the whole batch is only approximate, also in the authors'
+code.
+
+Edge cases: a group of one response, or with a range of at most 1e-6 max(1, |mean|), is not valid and has advantage 0.
+If no group is valid, z = 1. A valid group with accuracy 0 has variance only in another reward. Its weight is computed
+as if its accuracy were 1.
 """
 
 from collections.abc import Sequence

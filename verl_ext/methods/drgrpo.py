@@ -1,19 +1,19 @@
 r"""Dr. GRPO: "Understanding R1-Zero-Like Training", arXiv 2503.20783, section 3.2.
 
-The advantage is the centered reward, not divided by the group's std:
+The advantage is the centered reward. It is not divided by the group's standard deviation:
 
     A_i = r_i - mean_g(r)        r_i = sum_k w_k r_ik, or the score; g the responses to one prompt
 
-The method also changes the loss: the sum over a response's tokens is divided by a *constant*, not by the response's
+The method also changes the loss. The sum over a response's tokens is divided by a constant instead of the response's
 length, and then averaged over responses. In verl:
 
 - actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm
 - actor_rollout_ref.actor.loss_scale_factor=<data.max_response_length>
 - actor_rollout_ref.actor.use_kl_loss=False
 
-Degenerate cases: a group of one, or with a range of at most 1e-6 max(1, |mean|), has advantage 0. Rewards are not
-rescaled: doubling them doubles the advantages, unless the range crosses that limit: [8e-7, 0] gives 0, [1.6e-6, 0]
-gives +-8e-7.
+Edge cases: a group of one response, or with a range of at most 1e-6 max(1, |mean|), has advantage 0. Rewards are not
+rescaled: doubling the rewards doubles the advantages, unless the range crosses that limit. For example, [8e-7, 0] gives
+0, and [1.6e-6, 0] gives +-8e-7.
 """
 
 from collections.abc import Callable, Iterator, Sequence

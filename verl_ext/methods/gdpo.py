@@ -1,21 +1,27 @@
 r"""GDPO: "Group reward-Decoupled Normalization Policy Optimization", arXiv 2601.05242, section 3, eq. 4-8.
 
-Each reward is normalized in its group separately, so that a large reward does not drown a small one:
+Each reward is normalized separately in its group, so that rewards of different scale have the same influence:
 
     A_ik = (r_ik - mean_g(r_k)) / std_g(r_k)        reward k of response i to prompt g, std with n - 1
     S_i  = sum_k w_k A_ik
     A_i  = (S_i - mean(S)) / (std(S) + 1e-6)        over the responses of the batch
 
-`whiten=token` takes the last mean and std over tokens instead, as NVIDIA's verl fork and verl's own `gdpo` do. With
-`algorithm.rewards.conditions` a reward counts only where another one reached a threshold (eq. 8).
+With `whiten=token`, the last mean and standard deviation are computed over tokens, as in NVIDIA's verl fork and in
+verl's own `gdpo`. With `algorithm.rewards.conditions`, a reward counts only where another reward reached a threshold
+(eq. 8).
 
-Degenerate cases: a reward whose range in a group is at most 1e-6 max(1, |mean|) does not vary and adds 0 there; verl
-whitens the float32 rounding of such a group. With `whiten=sequence` a group in which no reward varies has advantage
-exactly 0. Rewards that cancel in a group, whatever their scales, give exactly 0 there, too; an `epsilon` in the group,
-which other codes have and `whiten=token` keeps (1e-6), leaves a rest. A single reward is still whitened, so it is not
-GRPO. A reward that is not scored (NaN) adds 0 to its row and is left out of the group's mean and std. A group of
-one has its raw reward in verl and 0 here. Where none of this happens, `whiten=token` equals verl's own function to
-about 1e-6.
+Edge cases:
+
+- A reward whose range in a group is at most 1e-6 max(1, |mean|) has zero variance and adds 0 there. verl whitens the
+  float32 rounding of such a group.
+- With `whiten=sequence`, a group in which no reward varies has advantage exactly 0. The same holds for a group whose
+  rewards cancel, whatever their scales. A nonzero `epsilon` in the group leaves a residual instead. Other
+  implementations have such an epsilon, and `whiten=token` keeps it (1e-6).
+- A single reward is still whitened, so the result differs from GRPO.
+- A reward that is not scored (NaN) adds 0 to its row and is excluded from the group's mean and standard deviation.
+- A group of one response keeps its raw reward in verl, and has advantage 0 here.
+
+Outside these cases, `whiten=token` equals verl's own function to about 1e-6.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,24 +1,24 @@
 r"""HA-DW: "Your Group-Relative Advantage Is Biased", arXiv 2601.08521, sections 3-4, eq. 7-13 and appendix F.
 
-With few responses per prompt, group-relative advantages are too small for hard prompts and too large for easy ones.
-HA-DW weighs any base advantage A by the distance of the prompt's accuracy from the model's capability C:
+With few responses per prompt, group-relative advantages are too small for hard prompts and too large for easy prompts.
+HA-DW weights any base advantage A by the distance of the prompt's accuracy from the model's capability C:
 
     A'  = A Phi,    Phi = lambda exp(D M),    M = |p_g - C|,    D = -sgn(A) sgn(p_g - C)
 
-`p_g` is the group's mean accuracy. C is carried from batch to batch; with `y` the mean accuracy of the batch:
+`p_g` is the group's mean accuracy. C is carried from batch to batch. With `y` the mean accuracy of the batch:
 
-    anchor=soft     C is the prior; the next one is (1 - eta_t) C + eta_t y,
+    anchor=soft     C is the prior; the next prior is (1 - eta_t) C + eta_t y,
                     eta_t = clip(eta_min + eta sigma_t, 0, 1), sigma_t the std of the last posteriors
-    anchor=window   C = mean of y over the last batches, including this one
+    anchor=window   C = mean of y over the last batches, including the current batch
     anchor=fixed    C = fixed_anchor
 
-`eta_min` is not in the paper, whose formula is `eta_min=0`: sigma_t then collapses and C stands still, as the metric
-`capability_posterior` shows. The default, 0.05, remembers about 20 batches; `eta` shortens that while the capability
-moves.
+`eta_min` is an addition to the paper, whose formula is `eta_min=0`. With 0, sigma_t collapses and C stops moving, as
+the metric `capability_posterior` shows. The default, 0.05, corresponds to a memory of about 20 batches. `eta` shortens
+the memory while the capability moves.
 
-Degenerate cases: a group of one, or with a range of at most 1e-6 max(1, |mean|), has A = 0. Phi > 0, so no sign flips
-and 0 stays 0; groups no longer add up to 0; the first batch of the soft anchor sets C and has Phi = 1. The state is C,
-the window and the count of batches, saved with every checkpoint.
+Edge cases: a group of one response, or with a range of at most 1e-6 max(1, |mean|), has A = 0. Phi is above 0, so no
+sign flips, and 0 stays 0. The advantages of a group no longer sum to 0. The first batch of the soft anchor sets C and
+has Phi = 1. The state consists of C, the window and the number of batches, and is saved with every checkpoint.
 """
 
 from collections.abc import Sequence

@@ -13,15 +13,22 @@ A `*` stands for any text without `/` or `.`, such as the name of a reward.
 
 # Settings below `algorithm`. Settings of steps in a list begin with `steps.<name of the step>.`
 SETTINGS: tuple[tuple[str, ...], ...] = (
-    ("gd2po.over", "gd2po.whiten"),
+    ("dara.variant", "dara.of"),
+    ("dara.whiten", "dara.over"),
+    ("gd2po.whiten", "gd2po.over"),
     ("rewards.per_turn", "rewards.by_turn"),
     ("rewards.rubrics", "rewards.by_item"),
     ("rewards.conditions.*.reward", "rewards.conditions.*.on"),
     ("saw.min_values", "saw.lowest"),
+    ("steps.weight_by_density.variant", "steps.weight_by_density.of"),
     ("steps.weight_by_variation.min_values", "steps.weigh_by_variation.lowest"),
 )
 # Values of a setting: the newest path of the setting, then the spellings of one value.
-VALUES: tuple[tuple[str, tuple[object, ...]], ...] = (("rewards.rejected", ("exclude", "leave_out")),)
+VALUES: tuple[tuple[str, tuple[object, ...]], ...] = (
+    ("dara.variant", ("symmetric", "both")),
+    ("rewards.rejected", ("exclude", "leave_out")),
+    ("steps.weight_by_density.variant", ("symmetric", "both")),
+)
 # Named methods, the values of `algorithm.adv_estimator` and `algorithm.hadw.base`.
 METHODS: tuple[tuple[str, ...], ...] = ()
 # Steps, by the names that lists and saved states use.
@@ -86,7 +93,10 @@ ADDED_METRICS: tuple[str, ...] = ("advantage/contribution/*",)
 ADDED_COLUMNS: tuple[str, ...] = ()
 # Differences that are intended: `*`, a kind, or `kind/method`; then a pattern of what differs; then the reason.
 RECORDED = "a checkpoint records the estimator, the keys and the weights that saved it"
+MEASURED = "`build` no longer rejects a list whose steps cancel each other: it is measured when a run starts"
 EXPECTED: tuple[tuple[str, str, str], ...] = (
+    ("lists/compose", "error: the old version ConfigurationError in batch 1: algorithm.compose.steps[", MEASURED),
+    ("lists/compose", "occurs twice. Remove one of the two", "a built-in step occurs once on each side of the sum"),
     ("*", "[0].keys: only in the new version", RECORDED),
     ("*", "[0].weights: only in the new version", RECORDED),
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from verl_ext.core.groups import Array
-from verl_ext.core.metrics import reward_shares
+from verl_ext.core.metrics import reward_contributions
 from verl_ext.errors import ConfigurationError, DataError, reading
 from verl_ext.files import say
 from verl_ext.settings import Settings
@@ -53,7 +53,7 @@ def compare(options: argparse.Namespace) -> int:
     groups, baseline = rollouts.groups, outcomes[0].advantages
     for outcome in outcomes:
         parts = np.stack([outcome.parts.get(key, np.zeros(len(baseline))) for key in keys], axis=1)
-        found = reward_shares(groups, np.nan_to_num(parts), outcome.total, outcome.advantages)
+        found = reward_contributions(groups, np.nan_to_num(parts), outcome.total, outcome.advantages)
         contributions[outcome.variant.text] = found
         measured[outcome.variant.text] = measure(outcome.advantages, baseline, groups, level)
     for key, values in raw.items():

@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_ext.core.batch import SCORE, Batch, unit_accuracy
 from verl_ext.core.chain import Chain
-from verl_ext.core.effects import synthetic_batches_for, weights_matter
+from verl_ext.core.effects import measure, synthetic_batches_for, weights_matter
 from verl_ext.core.groups import Array
 from verl_ext.core.rubrics import to_columns
 from verl_ext.core.turns import Turns
@@ -20,6 +20,7 @@ from verl_ext.tools.arguments import parse_settings
 from verl_ext.tools.compare.rollouts import TOKENS, Rollouts
 
 GRPO = "grpo"
+COMPOSE = "compose"
 UNUSED = tuple(f"algorithm.rewards.{name}=" for name in ("accuracy_between", "log", "rejected", "token_scores"))
 """Settings that have no effect on stored rollouts."""
 _SETTING = re.compile(r"\s+(?=[+~]*[\w.@/]+=)")
@@ -65,7 +66,7 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
         if "=" in first.partition("[")[0]:
             shared += [first, *overrides]
         elif first.startswith("["):
-            named.append(("compose", [f"algorithm.compose.steps={first}", *overrides], argument))
+            named.append((COMPOSE, [f"algorithm.compose.steps={first}", *overrides], argument))
         else:
             named.append((first, overrides, argument))
     if not named:
@@ -180,6 +181,9 @@ def _differences(variant: Variant, rollouts: Rollouts) -> Iterator[str]:
             f"of tokens is not known. All responses have the same weight here. Add a column `{TOKENS}` with the number "
             "of response tokens."
         )
+    if variant.name == COMPOSE:
+        for finding in measure(chain.steps):
+            yield f"{finding.text} A run with this list is rejected. {finding.fix}"
     if weights is not None and _ignores_weights(variant):
         yield (
             "algorithm.rewards.weights has no effect on this estimator, and verl_ext rejects a run that sets it. Set "
