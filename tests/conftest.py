@@ -1,5 +1,6 @@
-"""A tiny model for every test; Hypothesis: the same examples in every run, no limit on the time of one."""
+"""A tiny model for all tests, and the settings of Hypothesis: the same examples in each run, and no time limit."""
 
+import itertools
 import os
 from collections import Counter
 from pathlib import Path
@@ -15,7 +16,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile` one process has all tests of the default trainer, which share a Ray."""
+    """With `--dist loadfile`, run all tests of the default trainer in one process, because they share a Ray."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -28,23 +29,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say for each room of the package how many of its tests ran, and in how many seconds of one process."""
+    """Print for each folder how many of its tests ran, and their total duration."""
     tests: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
-    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
-            place = Path(report.nodeid.partition("::")[0]).parts
-            room = place[1] if len(place) > 2 else "the whole"
-            tests[room] += report.when == "call"
-            seconds[room] += report.duration
-    terminalreporter.section("rooms")
-    for room in sorted(tests):
-        terminalreporter.write_line(f"{room:12} {tests[room]:5} tests  {seconds[room]:6.0f} s")
+            path = Path(report.nodeid.partition("::")[0])
+            folder = path.parts[1] if len(path.parts) > 2 else "no folder"
+            seconds[folder] += report.duration
+            if report.when == "call":
+                tests[folder] += 1
+    terminalreporter.section("tests by folder")
+    for folder in sorted(seconds):
+        terminalreporter.write_line(f"{folder:12} {tests[folder]:5} tests  {seconds[folder]:6.0f} s")
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny model and its data."""
+    """Return the folder of a tiny model and its data."""
     from tests import tiny_model
 
     return tiny_model.write(tmp_path_factory.mktemp("tiny"))
@@ -52,6 +54,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tiny: Path, tmp_path: Path) -> Path:
-    """A folder with the tiny model in it."""
+    """Return an empty folder with a link to the tiny model."""
     (tmp_path / "model").symlink_to(tiny / "model")
     return tmp_path

@@ -54,7 +54,7 @@ def test_compare_imports_nothing_of_verl(tmp_path):
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_what_a_script_takes_from_the_package_is_there(script):
+def test_the_names_that_a_script_imports_from_the_package_exist(script):
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("verl_ext"):
             for name in node.names:

@@ -1,63 +1,116 @@
-"""The estimators by name, and those of other packages."""
+"""The methods by name, and those of other packages."""
 
-import sys
+from dataclasses import MISSING, dataclass
+from importlib.metadata import EntryPoint
 
 import pytest
 
 from tests.facts import facts
-from verl_ext import Settings, build
+from verl_ext import Batch, Center, Method, Settings, WeightedSum, bounded, build
 from verl_ext.conf import preset
 from verl_ext.errors import ConfigurationError
-from verl_ext.registry import ESTIMATORS, changed, sections
+from verl_ext.methods import METHODS
+from verl_ext.methods.gdpo import GDPO, GdpoSettings
+from verl_ext.registry import (
+    ENTRY_POINT_GROUP,
+    ESTIMATORS,
+    INSTALLED,
+    RESERVED_NAMES,
+    changed,
+    load,
+    possible_bases,
+    sections,
+)
+
+CENTERED = Method.from_steps("a test", "centers the sum", (WeightedSum(), Center()))
 
 
-@pytest.mark.parametrize(("source", "words"), [("raise RuntimeError('on purpose')", "on purpose"), ("", "'broken'")])
-def test_one_that_cannot_be_loaded_is_an_error_for_its_own_run_only(source, words, tmp_path, monkeypatch):
-    (tmp_path / "broken.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "broken", raising=False)
-    monkeypatch.setitem(ESTIMATORS, "broken", "broken")
-    assert {"gdpo", "hadw", "rewards"} < set(sections())
-    assert build("gdpo", Settings.parse({"gdpo": {"whiten": "token"}})).steps
-    with pytest.raises(ConfigurationError, match=facts(words)):
-        build("broken", Settings())
+def entry_point(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name, value, ENTRY_POINT_GROUP)
 
 
-def test_an_estimator_without_settings_takes_none(tmp_path, monkeypatch):
-    (tmp_path / "bare.py").write_text("SECTON = 'misspelt'\ndef bare(settings): ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(ESTIMATORS, "bare", "bare")
-    with pytest.raises(ConfigurationError, match=facts("algorithm.bare", "'limit'")):
-        changed(Settings.parse({"bare": {"limit": 1}}))
+def test_every_method_of_the_package_is_an_estimator():
+    assert dict(ESTIMATORS).items() >= dict(METHODS).items()
+    assert set(INSTALLED) == ESTIMATORS.keys() - {"grpo"}
+    assert set(RESERVED_NAMES) == {"gae", *METHODS}
+    for name, method in METHODS.items():
+        assert load(name) is method
+        assert method.paper
+        assert 3 < len(method.summary.split()) <= 25
 
 
 @pytest.fixture
-def inheriting(tmp_path, monkeypatch):
-    """An estimator whose settings are those of gdpo and one of its own, which has no default."""
-    (tmp_path / "inheriting.py").write_text("""
-from dataclasses import dataclass
+def other_package(tmp_path, monkeypatch):
+    """A package with a valid method, an object that is not a method, and a module that cannot be imported."""
+    (tmp_path / "other_methods.py").write_text("from tests.test_registry import CENTERED\nNUMBER = 3\n")
+    (tmp_path / "other_broken.py").write_text("raise RuntimeError('on purpose')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, value in {
+        "centered": "other_methods:CENTERED",
+        "number": "other_methods:NUMBER",
+        "module": "other_methods",
+        "misspelled": "other_methods:CENTERD",
+        "broken": "other_broken:CENTERED",
+        "missing": "no_such_package:CENTERED",
+    }.items():
+        monkeypatch.setitem(ESTIMATORS, name, entry_point(name, value))
 
-from verl_ext.methods.gdpo import GdpoSettings, gdpo
+
+def test_an_entry_point_names_the_method_of_another_package(other_package):
+    assert load("centered") is CENTERED
+    assert build("centered", Settings())(Batch.of([[1], [0]], ["g", "g"])).advantages.tolist() == [0.5, -0.5]
+    assert "centered" in possible_bases()
+    assert preset("centered")["algorithm"]["adv_estimator"] == "centered"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("number", ("other_methods:NUMBER", "type int instead of Method")),
+        ("module", ("other_methods", "type module instead of Method")),
+        ("misspelled", ("other_methods:CENTERD", "AttributeError")),
+        ("broken", ("other_broken:CENTERED", "RuntimeError: on purpose")),
+        ("missing", ("no_such_package:CENTERED", "ModuleNotFoundError", "'no_such_package'")),
+    ],
+)
+def test_a_method_that_cannot_be_loaded_is_an_error_for_its_own_run_only(name, words, other_package):
+    assert {"gdpo", "hadw", "rewards"} < set(sections())
+    assert name not in possible_bases()
+    assert build("gdpo", Settings.parse({"gdpo": {"whiten": "token"}})).steps
+    fix = ("Install its package again", "`verl_ext.Method`", "package.module:OBJECT", "verl_ext.estimators")
+    with pytest.raises(ConfigurationError, match=facts(f"estimator {name!r}", "cannot be loaded", *words, *fix)):
+        build(name, Settings())
+
+
+def test_a_method_without_settings_rejects_a_setting(monkeypatch):
+    monkeypatch.setitem(ESTIMATORS, "centered", CENTERED)
+    with pytest.raises(ConfigurationError, match=facts("algorithm.centered", "'limit'", "no settings", "Remove")):
+        changed(Settings.parse({"centered": {"limit": 1}}))
+    for section in (None, {}):
+        assert changed(Settings.parse({"centered": section})) == {}
+    assert "centered" not in sections()
+
 
 @dataclass(frozen=True, kw_only=True)
-class Mine(GdpoSettings):
-    rate: float
+class InheritingSettings(GdpoSettings):
+    """The settings of gdpo, and a setting without a default."""
 
-SECTION = Mine
-
-def inheriting(settings):
-    settings.of("inheriting", Mine).rate
-    return gdpo(settings)
-""")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "inheriting", raising=False)
-    monkeypatch.setitem(ESTIMATORS, "inheriting", "inheriting")
+    rate: float = bounded(MISSING, above=0.0)
+    """Factor of the advantages."""
 
 
-def test_settings_that_inherit_from_another_section_are_not_taken_for_it(inheriting):
+@pytest.fixture
+def inheriting(monkeypatch):
+    """A method whose settings inherit from those of gdpo."""
+    method = Method("a test", "gdpo with another setting", GDPO.build, InheritingSettings)
+    monkeypatch.setitem(ESTIMATORS, "inheriting", method)
+
+
+def test_settings_that_inherit_from_another_section_are_a_section_of_their_own(inheriting):
     settings = Settings.parse({"inheriting": {"whiten": "token", "rate": 1}})
     assert build("gdpo", settings) == build("gdpo", Settings())
-    assert settings.of("inheriting", sections()["inheriting"]).whiten == "token"
+    whitened = build("gdpo", Settings.parse({"gdpo": {"whiten": "token"}}))
+    assert build("inheriting", settings) == whitened
 
 
 def test_a_setting_without_a_default_must_be_set(inheriting):
@@ -68,6 +121,6 @@ def test_a_setting_without_a_default_must_be_set(inheriting):
     assert "inheriting" not in preset("hadw")["algorithm"]  # it would need the setting
 
 
-def test_verls_setting_leaves_the_std_out_of_a_list_with_a_name():
-    without = build("fgrpo", Settings.parse({"norm_adv_by_std_in_grpo": False}))
-    assert [step.name for step in without.steps] == ["weighted_sum", "center", "weight_by_focal"]
+def test_norm_adv_by_std_in_grpo_removes_scale_by_std_from_a_method_that_is_a_list():
+    without_std = build("fgrpo", Settings.parse({"norm_adv_by_std_in_grpo": False}))
+    assert [step.name for step in without_std.steps] == ["weighted_sum", "center", "weight_by_focal"]

@@ -1,7 +1,9 @@
-"""Settings: each reaches the steps, what is valid for each, and what an error says."""
+"""Settings: each has a description and reaches the steps, what is valid for each, and what an error says."""
 
 import dataclasses
 import json
+import runpy
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -13,6 +15,7 @@ from verl_ext.registry import ESTIMATORS, build, changed, sections
 from verl_ext.settings import RewardsSettings, Settings, VerlExtSettings
 
 SECTIONS = sections()
+DOCSTRINGS = runpy.run_path(str(Path(__file__).parents[1] / "scripts/quality/make_docs.py"))["docstrings"]
 NOT_A_STEP = {("compose", "steps"), ("drgrpo", "check_loss")}
 # A value other than the default, where the type does not give one.
 SPECIAL = {("gdpo", "epsilon"): 1e-4, ("hadw", "base"): "gdpo", ("saw", "min_values"): [0.0]}
@@ -37,6 +40,18 @@ def another(name: str, item: dataclasses.Field[Any]) -> Any:
     return next(value for value in reversed(get_args(literal)) if value != item.default)
 
 
+@pytest.mark.parametrize("name", SECTIONS)
+def test_each_setting_has_a_description(name: str) -> None:
+    """Its own or that of a base class. docs/pages/settings.md is made from the descriptions."""
+    kind = SECTIONS[name]
+    descriptions: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(base):
+            descriptions |= DOCSTRINGS(base)
+    for item in dataclasses.fields(kind):
+        assert descriptions[item.name].endswith("."), item.name
+
+
 @pytest.mark.parametrize(("name", "setting"), PLACES)
 def test_a_setting_reaches_the_steps(name: str, setting: str) -> None:
     (item,) = (item for item in dataclasses.fields(SECTIONS[name]) if item.name == setting)
@@ -55,7 +70,7 @@ def test_defaults_may_be_written_out_or_left_out() -> None:
         assert changed(Settings.parse(nothing)) == {}
 
 
-def test_settings_are_read_again_from_what_they_were_read_from() -> None:
+def test_settings_can_be_stored_and_read_again() -> None:
     algorithm = {
         "rewards": {"keys": ("a", "b"), "weights": (1, 0.5), "accuracy_key": "a", "accuracy_threshold": -1}
         | {"conditions": {"a": {"reward": "b", "at_least": 1}}},
@@ -74,7 +89,7 @@ def test_settings_are_read_again_from_what_they_were_read_from() -> None:
     assert (again, again.given) == (settings, settings.given)
 
 
-def test_verls_names_name_the_same_rewards() -> None:
+def test_the_names_of_verl_set_the_same_rewards() -> None:
     named = Settings.parse({"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [1, 2]})
     assert named.rewards == Settings.parse({"rewards": {"keys": ["a", "b"], "weights": [1, 2]}}).rewards
     assert named.verl_names
@@ -139,7 +154,7 @@ def test_verls_names_name_the_same_rewards() -> None:
     ],
     ids=str,
 )
-def test_what_is_wrong_is_refused_by_the_whole_name_of_its_setting(algorithm: dict[str, Any], words: tuple) -> None:
-    """What is valid by type and limits is the subject of tests/core/test_typed.py."""
+def test_a_wrong_setting_is_rejected_by_its_full_name(algorithm: dict[str, Any], words: tuple) -> None:
+    """Types and limits are the subject of tests/core/test_schema.py."""
     with pytest.raises(ConfigurationError, match=facts(*words)):
         changed(Settings.parse(algorithm))

@@ -72,8 +72,8 @@ def load(name: str) -> Method:
         ) from error
     if not isinstance(method, Method):
         raise ConfigurationError(
-            f"The estimator {name!r} of {entry.value} cannot be loaded, because it is a {type(method).__name__} and "
-            f"not a Method. {fix}"
+            f"The estimator {name!r} of {entry.value} cannot be loaded, because it has the type "
+            f"{type(method).__name__} instead of Method. {fix}"
         )
     return method
 

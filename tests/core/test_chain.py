@@ -1,4 +1,4 @@
-"""How a chain applies its steps, what it keeps between batches, and what it refuses to go on from."""
+"""How a chain applies its steps, the state that it keeps between batches, and the states that it rejects."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +16,7 @@ from verl_ext.errors import CheckpointError, ConfigurationError
 
 @dataclass(frozen=True)
 class Count(Step):
-    """A step of the user's."""
+    """A custom step that counts the batches."""
 
     name: ClassVar[str] = "count"
 
@@ -31,7 +31,7 @@ ALL = Chain((WeightedSum(), Center(), Count(), WeightByHistory()))
 SEEN = {"anchor": "soft", "value": 0.5, "window": [0.5], "updates": 1}
 
 
-def test_a_state_of_the_same_steps_passes():
+def test_a_state_of_the_same_steps_is_valid():
     for state in ({"count": 2}, {"count": 2, "weight_by_history": SEEN}):
         ALL.check_state(state)
 
@@ -40,18 +40,18 @@ def test_a_state_of_the_same_steps_passes():
     ("state", "words"),
     [
         ({"count": 2, "whiten": 1}, ("'whiten'", "another estimator")),
-        ({"center": 1}, ("'center'", "another estimator")),  # a step that remembers nothing
+        ({"center": 1}, ("'center'", "another estimator")),  # a step without a state
         (["count"], ("must map steps to states", "['count']")),
         ({}, ("must map steps to states", "{}")),
         ({"weight_by_history": {}}, ("weight_by_history", "damaged")),
     ],
 )
-def test_a_state_from_which_no_step_can_go_on_is_refused(state, words):
+def test_a_state_with_which_a_step_cannot_continue_is_rejected(state, words):
     with pytest.raises(CheckpointError, match=facts(*words)):
         ALL.check_state(state)
 
 
-def test_each_step_gets_its_own_state_back():
+def test_each_step_gets_the_state_that_it_returned():
     batch = Batch.of([[1], [0]], ["g", "g"], accuracy=[1, 0])
     first = ALL(batch)
     second = ALL(batch, first.state)
@@ -60,9 +60,44 @@ def test_each_step_gets_its_own_state_back():
     assert {"rows", "reward/max", "capability_prior"} <= set(first.metrics)
 
 
+def test_a_step_with_a_state_occurs_only_once():
+    """The states are stored by the names of the steps."""
+    with pytest.raises(ConfigurationError, match=facts("'count'", "more than once", "Remove all but one")):
+        Chain((WeightedSum(), Count(), Center(), Count()))
+    assert len(Chain((Center(), WeightedSum(), Center())).steps) == 3
+
+
+def test_the_weights_of_a_chain_replace_those_of_the_batch():
+    """Without weights, a chain keeps the weights of the batch."""
+    batch = Batch.of([[1.0, 0.0], [0.0, 1.0]], ["g", "g"], keys=("a", "b"))
+    steps = (WeightedSum(), Center())
+    weighted_batch = batch.with_weights([4.0, 0.0])
+    assert Chain(steps)(batch).advantages.tolist() == [0, 0]
+    assert Chain(steps)(weighted_batch).advantages.tolist() == [2, -2]
+    assert Chain(steps, (1.0, 3.0))(weighted_batch).advantages.tolist() == [-1, 1]
+    assert batch.component_weights.tolist() == [1, 1]
+    with pytest.raises(ConfigurationError, match=facts("3 weights", "2 rewards 'a', 'b'", "one weight per reward")):
+        Chain(steps, (1.0, 1.0, 1.0))(batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("weights", ("`batch.weights`",)),
+        ("after", ("synthetic batches", "`before_sum`", "`after_center`", "`before_center`")),
+        ("not_after", ("synthetic batches", "`before_sum`", "`after_center`", "`before_center`")),
+        ("undoes", ("synthetic batches", "`before_sum`", "`after_center`", "`before_center`")),
+    ],
+)
+@pytest.mark.parametrize("declared", [lambda name: {name: ()}, lambda name: {"__annotations__": {name: "tuple"}}])
+def test_a_class_with_an_attribute_that_steps_do_not_have_is_rejected(name, words, declared):
+    with pytest.raises(ConfigurationError, match=facts("step Mine", repr(name), "no effect", "Remove it", *words)):
+        type("Mine", (Step,), {"name": "mine", **declared(name)})
+
+
 def test_the_rewards_of_a_batch_are_read_only():
-    mine = np.array([[4.0]])
-    batch = Batch.of(mine, ["g"])
+    callers_array = np.array([[4.0]])
+    batch = Batch.of(callers_array, ["g"])
 
     @dataclass(frozen=True)
     class Doubles(Step):
@@ -74,7 +109,7 @@ def test_the_rewards_of_a_batch_are_read_only():
 
     with pytest.raises(ValueError, match="read-only"):
         Chain((Doubles(), WeightedSum()))(batch)
-    mine *= 2  # the caller's own array stays writable
+    callers_array *= 2  # stays writable
 
 
 @pytest.mark.parametrize(
@@ -86,7 +121,7 @@ def test_the_rewards_of_a_batch_are_read_only():
         (lambda values: values.tolist(), ("list", "(2, 1)")),
     ],
 )
-def test_a_step_that_returns_another_shape_is_named(returned, shown):
+def test_a_step_that_returns_a_wrong_shape_is_rejected(returned, shown):
     @dataclass(frozen=True)
     class Odd(Step):
         name: ClassVar[str] = "odd"
@@ -108,14 +143,14 @@ def test_a_chain_must_end_with_one_value():
     assert Chain(()).per_reward
 
 
-KEPT = {"none": None, "flag": True, "big": 10**30, "number": np.float64(0.1), "list": [[1], {"a": "\ud800"}], "": {}}
+VALID = {"none": None, "flag": True, "big": 10**30, "number": np.float64(0.1), "list": [[1], {"a": "\ud800"}], "": {}}
 
 
-def test_what_json_gives_back_as_it_was_may_be_a_state():
-    assert plain_state({"mine": KEPT}) == {"mine": KEPT}
+def test_a_state_that_json_restores_unchanged_is_valid():
+    assert plain_state({"mine": VALID}) == {"mine": VALID}
 
 
-REFUSED = {
+INVALID = {
     "nan": {"mean": [0.5, float("nan")]},
     "infinity": float("-inf"),
     "set": {"seen": {1}},
@@ -125,7 +160,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_state_that_json_would_refuse_or_change_is_an_error_that_names_the_step(case):
+@pytest.mark.parametrize("case", INVALID)
+def test_a_state_that_json_rejects_or_changes_is_an_error_that_names_the_step(case):
     with pytest.raises(CheckpointError, match=facts("'mine'", "str, list, and dict")):
-        plain_state({"mine": REFUSED[case]})
+        plain_state({"mine": INVALID[case]})

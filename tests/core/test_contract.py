@@ -1,4 +1,4 @@
-"""What every step promises, checked on every step: shapes, NaN, inputs, order, state."""
+"""What every step must guarantee: shapes, NaN, unchanged inputs, independence of the order of rows, state."""
 
 import math
 
@@ -12,38 +12,38 @@ from verl_ext.core import cross_reward, post_sum, step_lists, steps
 from verl_ext.core.batch import Batch
 from verl_ext.core.history import WeightByHistory
 
-# Each kind of a step, and how many columns it takes; the other steps with their defaults, on two rewards.
+# Each variant of a step, and the number of columns that it gets. Other steps have their defaults and get two rewards.
 STEPS = {
     "center": (steps.Center(), 2),
     "center, leave one out": (steps.Center(leave_one_out=True), 2),
-    "drop conflicts": (cross_reward.DropConflicts(weights=(2.0, -0.5)), 2),
+    "drop conflicts": (cross_reward.DropConflicts(), 2),
     "drop conflicts, snr": (cross_reward.DropConflicts("snr", 0.8), 2),
-    "weigh by variation": (cross_reward.WeightByVariation(min_values=(-10.0, -10.0)), 2),
-    "weigh by density": (cross_reward.WeightByDensity(), 2),
-    "weigh by density, positive": (cross_reward.WeightByDensity("positive"), 2),
-    "scale by common std": (cross_reward.ScaleByCommonStd((2.0, 0.5)), 2),
-    "scale by correlation": (cross_reward.ScaleByCorrelation((2.0, -0.5)), 2),
+    "weight by variation": (cross_reward.WeightByVariation(min_values=(-10.0, -10.0)), 2),
+    "weight by density": (cross_reward.WeightByDensity(), 2),
+    "weight by density, positive": (cross_reward.WeightByDensity("positive"), 2),
+    "scale by common std": (cross_reward.ScaleByCommonStd(), 2),
+    "scale by correlation": (cross_reward.ScaleByCorrelation(), 2),
     "soft min": (cross_reward.SoftMin(k=0.5), 2),
-    "weigh and sum": (steps.WeightedSum((2.0, -0.5)), 2),
-    "weigh and sum, 1 each": (steps.WeightedSum(), 2),
-    "length_penalty": (post_sum.LengthPenalty(weight=0.5), 1),
-    "whiten over sequences": (post_sum.Whiten("sequence"), 1),
-    "whiten over tokens": (post_sum.Whiten("token"), 1),
-    "balance tokens": (post_sum.Balance("token"), 1),
-    "balance sequences": (post_sum.Balance("sequence"), 1),
-    "weigh by difficulty": (post_sum.WeightByDifficulty(), 1),
-    "weigh by focal": (post_sum.WeightByFocal(), 1),
-    "weigh by history, soft": (WeightByHistory("soft"), 1),
-    "weigh by history, window": (WeightByHistory("window"), 1),
-    "weigh by history, fixed": (WeightByHistory("fixed", fixed_anchor=0.3), 1),
+    "weighted sum": (steps.WeightedSum(), 2),
+    "length penalty": (post_sum.LengthPenalty(weight=0.5), 1),
+    "whiten by sequences": (post_sum.Whiten("sequence"), 1),
+    "whiten by tokens": (post_sum.Whiten("token"), 1),
+    "balance by tokens": (post_sum.Balance("token"), 1),
+    "balance by sequences": (post_sum.Balance("sequence"), 1),
+    "weight by difficulty": (post_sum.WeightByDifficulty(), 1),
+    "weight by focal": (post_sum.WeightByFocal(), 1),
+    "weight by history, soft": (WeightByHistory("soft"), 1),
+    "weight by history, window": (WeightByHistory("window"), 1),
+    "weight by history, fixed": (WeightByHistory("fixed", fixed_anchor=0.3), 1),
 }
 KINDS = {type(step) for step, _ in STEPS.values()}
 STEPS |= {name: (kind(), 2) for name, kind in step_lists.STEPS.items() if kind not in KINDS}
 EVERY_STEP = pytest.mark.parametrize(("step", "columns"), STEPS.values(), ids=STEPS.keys())
+WEIGHTS = st.sampled_from([(1.0, 1.0), (2.0, -0.5)])
 
 
-def started(step):
-    """A state in the middle of a run, so that the anchor is not the batch's own mean."""
+def state_of(step):
+    """Return a state in the middle of a run, in which the anchor differs from the mean accuracy of the batch."""
     if isinstance(step, WeightByHistory):
         window = [] if step.anchor == "fixed" else [0.2, 0.6, 0.4]
         return {"anchor": step.anchor, "value": 0.4, "window": window, "updates": 3}
@@ -52,20 +52,20 @@ def started(step):
 
 def values_of(step, columns: int, batch: Batch) -> np.ndarray:
     values = batch.rewards[:, :columns].copy()
-    return np.abs(values) if isinstance(step, steps.DivideByMean) else values  # it refuses negative ones
+    return np.abs(values) if step.needs_nonnegative else values
 
 
-def run(step, columns: int, rollout: Rollout):
-    batch = rollout.batch()
+def run(step, columns: int, rollout: Rollout, weights: tuple[float, ...]):
+    batch = rollout.batch().with_weights(weights)
     values = values_of(step, columns, batch)
-    return values, step.transform(values, batch, started(step))
+    return values, step.transform(values, batch, state_of(step))
 
 
 @EVERY_STEP
-@given(rollout=rollouts())
+@given(rollout=rollouts(), weights=WEIGHTS)
 @pytest.mark.filterwarnings("error")
-def test_values_are_float64_and_nan_where_nothing_is_scored_and_metrics_are_finite(step, columns, rollout):
-    values, result = run(step, columns, rollout)
+def test_values_are_float64_and_nan_where_nothing_is_scored_and_metrics_are_finite(step, columns, rollout, weights):
+    values, result = run(step, columns, rollout, weights)
     missing = np.isnan(values)
     if step.sums:
         missing = missing.all(axis=1, keepdims=True)
@@ -78,19 +78,19 @@ def test_values_are_float64_and_nan_where_nothing_is_scored_and_metrics_are_fini
 
 
 @EVERY_STEP
-@given(rollout=rollouts())
-def test_inputs_are_not_written_to(step, columns, rollout):
-    batch = rollout.batch()
+@given(rollout=rollouts(), weights=WEIGHTS)
+def test_inputs_are_not_changed(step, columns, rollout, weights):
+    batch = rollout.batch().with_weights(weights)
     values = values_of(step, columns, batch)
-    watched = [values, batch.rewards, batch.lengths, batch.accuracy]
+    watched = [values, batch.rewards, batch.lengths, batch.accuracy, batch.component_weights]
     before = [array.copy() for array in watched]
     for array in watched:
         array.setflags(write=False)
-    state = started(step)
+    state = state_of(step)
     first = step.transform(values, batch, state)
     for array, old in zip(watched, before, strict=True):
         np.testing.assert_array_equal(array, old)
-    assert state == started(step)
+    assert state == state_of(step)
     second = step.transform(values, batch, state)
     np.testing.assert_array_equal(first.values, second.values)
     assert first.state == second.state
@@ -98,13 +98,13 @@ def test_inputs_are_not_written_to(step, columns, rollout):
 
 
 @EVERY_STEP
-@given(rollout=rollouts(), data=st.data())
-def test_the_order_of_rows_does_not_matter(step, columns, rollout, data):
+@given(rollout=rollouts(), weights=WEIGHTS, data=st.data())
+def test_the_order_of_rows_does_not_matter(step, columns, rollout, weights, data):
     order = data.draw(st.permutations(range(len(rollout.uids))))
-    _, result = run(step, columns, rollout)
-    _, moved = run(step, columns, rollout.reordered(order))
-    np.testing.assert_allclose(moved.values, result.values[order], rtol=1e-9, atol=1e-9)
-    assert moved.metrics == pytest.approx(result.metrics, rel=1e-9, abs=1e-9, nan_ok=False)
+    _, result = run(step, columns, rollout, weights)
+    _, reordered = run(step, columns, rollout.reordered(order), weights)
+    np.testing.assert_allclose(reordered.values, result.values[order], rtol=1e-9, atol=1e-9)
+    assert reordered.metrics == pytest.approx(result.metrics, rel=1e-9, abs=1e-9, nan_ok=False)
 
 
 @EVERY_STEP

@@ -19,7 +19,7 @@ def batch(*levels: float) -> Batch:
     return Batch.of([[0.0]] * len(uids), uids, accuracy=[level for level in levels for _ in range(2)])
 
 
-def test_a_shorter_window_on_resume_counts_at_once():
+def test_a_shorter_window_has_an_effect_in_the_first_batch_after_a_resume():
     """Of 0, 0.5, 0.75 only the last two count: population std 0.125, eta_t = 0.8 * 0.125 = 0.1."""
     state = {"anchor": "soft", "value": 0.75, "window": [0.0, 0.5, 0.75], "updates": 3}
     result = WeightByHistory(eta=0.8, eta_min=0.0, history_window=2).transform(np.ones((2, 1)), batch(0.5), state)
@@ -27,7 +27,7 @@ def test_a_shorter_window_on_resume_counts_at_once():
     assert result.state["window"] == pytest.approx([0.75, 0.725])  # 0.9 * 0.75 + 0.1 * 0.5
 
 
-def test_each_group_has_its_own_gap_and_each_sign_its_own_factor():
+def test_the_weight_depends_on_the_gap_of_the_prompt_and_on_the_sign_of_the_advantage():
     """C = 0.5; prompts of 0.25 (hard) and 1.0 (easy), one response above and one below the mean each.
 
     The metrics leave out the two responses to a third prompt, whose values are 0.
@@ -45,7 +45,7 @@ def test_each_group_has_its_own_gap_and_each_sign_its_own_factor():
 SOUND = {"anchor": "soft", "value": 0.5, "window": [0.25, 0.5], "updates": 2}
 
 
-def test_a_sound_state_is_taken():
+def test_a_sound_state_is_accepted():
     for more in ({}, {"value": None, "window": [], "updates": 0}, {"value": 1, "window": [0, 1]}):
         WeightByHistory().check_state(SOUND | more)
     WeightByHistory("window").check_state(SOUND | {"anchor": "window", "value": 0.375})
@@ -55,7 +55,7 @@ def test_a_sound_state_is_taken():
         )
 
 
-def test_a_state_of_another_anchor_is_refused():
+def test_a_state_of_another_anchor_is_rejected():
     for check in (
         WeightByHistory("window").check_state,
         lambda state: WeightByHistory("window").transform(np.ones((2, 1)), batch(1.0), state),
@@ -83,7 +83,7 @@ def test_a_state_of_another_anchor_is_refused():
         {"anchor": "fixed", "window": [], "updates": -1},
     ],
 )
-def test_a_damaged_state_is_refused(wrong):
+def test_a_damaged_state_is_rejected(wrong):
     state = SOUND | wrong
     step = WeightByHistory(state["anchor"])
     with pytest.raises(CheckpointError, match="damaged"):
@@ -111,7 +111,7 @@ def test_the_soft_anchor_moves_by_eta_times_sigma():
 
 
 @pytest.mark.parametrize("anchor", ["soft", "window", "fixed"])
-def test_a_batch_without_accuracy_changes_nothing(anchor):
+def test_a_batch_without_a_scored_accuracy_does_not_change_the_anchor(anchor):
     step = WeightByHistory(anchor)
     state = {"anchor": anchor, "value": 0.5, "window": [] if anchor == "fixed" else [0.5], "updates": 1}
     result = step.transform(np.ones((2, 1)), batch(math.nan), state)
@@ -128,7 +128,7 @@ def test_a_batch_without_accuracy_changes_nothing(anchor):
         ({"fixed_anchor": 0.4}, ("fixed_anchor=0.4", "anchor=soft", "anchor=fixed")),
     ],
 )
-def test_a_setting_that_the_anchor_does_not_use_is_refused(given, unused):
+def test_a_setting_that_the_anchor_does_not_use_is_rejected(given, unused):
     with pytest.raises(ConfigurationError, match=facts(*unused)):
         parse_dataclass(HadwSettings, given, "here")
     assert (

@@ -89,7 +89,7 @@ def test_signs_count_and_what_is_not_scored_does_not():
     assert of.keys == ("right", "rubric[0]", "rubric[1]", "rubric[2]")
     assert of.column_keys == ("right", "rubric", "rubric", "rubric")
     np.testing.assert_array_equal(of.by_key().returns[:, 1], SUMS)
-    np.testing.assert_array_equal(of.weighed([1.0, 2.0])[0], [1.0, 10 / 16, 6 / 16, -1.0])
+    np.testing.assert_array_equal(of.with_weights([1.0, 2.0]).weights[0], [1.0, 10 / 16, 6 / 16, -1.0])
     alone = Batch.of(labels=UIDS, **to_columns(["rubric"], [Criteria.of("rubric", UIDS, TEXTS)]))
     found = build("drgrpo", Settings())(alone).advantages
     np.testing.assert_allclose(found, [-11 / 32, 11 / 32, 0.375, 0.0, -0.375])
@@ -111,7 +111,7 @@ def test_criteria_that_cancel_are_exactly_zero_where_prompts_differ():
     texts = [rubric([x, 0.8 - x], [0.1, 0.1]) for x in rewards] + [rubric([x]) for x in rewards]
     uids = list("pppqqq")
     of = Batch.of(labels=uids, **to_columns(["rubric"], [Criteria.of("rubric", uids, texts)]))
-    assert of.weighed(None).shape == (6, 2)
+    assert of.weights.shape == (6, 2)
     found = build("compose", Settings.parse({"compose": {"steps": ["center", "scale_by_std", "weighted_sum"]}}))(of)
     assert (found.advantages[:3] == 0).all()
     assert (found.advantages[3:] != 0).all()

@@ -34,25 +34,25 @@ def test_defaults_are_those_of_the_specification():
     "step",
     [Balance(), Balance("sequence"), WeightByDifficulty(), Whiten(), LengthPenalty(weight=1.0), WeightByHistory()],
 )
-def test_a_step_for_one_value_refuses_several(step):
+def test_a_step_for_one_value_per_row_rejects_several(step):
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"), accuracy=[1.0])
     with pytest.raises(ConfigurationError, match=facts("one value", "found 2", "weighted_sum")):
         step.transform(batch.rewards, batch, step.init())
 
 
 @pytest.mark.parametrize("step", [WeightByDifficulty(), WeightByFocal(), WeightByHistory()])
-def test_a_step_without_the_accuracy_it_needs_says_so(step):
+def test_a_step_that_needs_the_accuracy_rejects_a_batch_without_accuracy(step):
     with pytest.raises(ConfigurationError, match=facts(f"step '{step.name}'", "accuracy", "[0, 1]")):
         step.transform(*column([1.0]), step.init())
 
 
-def test_a_field_that_is_not_known_is_an_error():
-    with pytest.raises(ConfigurationError, match=facts("'data_source'")):
+def test_a_field_that_is_not_in_the_batch_is_an_error():
+    with pytest.raises(ConfigurationError, match=facts("'data_source'", "needs_fields")):
         Batch.of([[1.0]], ["g"]).field("data_source")
-    assert Batch.of([[1.0]], ["g"], fields=lambda name: [name]).fields("x") == ["x"]
+    assert Batch.of([[1.0]], ["g"], fields={"data_source": ["math"]}).field("data_source") == ["math"]
 
 
-def test_rewards_of_different_scale_that_cancel_leave_nothing_behind_the_std_of_the_batch():
+def test_rewards_of_different_scale_still_cancel_after_the_division_by_the_std_of_the_batch():
     values = np.array([[3.0, -0.5, 1.0], [-3.0, 0.5, 1.0], [0.0, 0.0, 1.0 + 1e-9]])
     batch = Batch.of(values, ["p"] * 3, keys=("a", "b", "c"))
     found = DivideByBatchStd().transform(batch.returns, batch, None).values
@@ -61,7 +61,7 @@ def test_rewards_of_different_scale_that_cancel_leave_nothing_behind_the_std_of_
 
 
 @pytest.mark.parametrize("first", [4.0, math.nan])
-def test_by_turn_the_std_of_the_batch_counts_each_response_once(first):
+def test_per_turn_the_std_of_the_batch_counts_each_response_once(first):
     """The values 4 and 4 of one response, or 4 alone, 0 of another: mean 2, std 2 sqrt(2), as without turns."""
     batch = Batch.of([[first], [4.0], [0.0]], ["p"] * 3, turns=Turns.of_counts([2, 1]))
     found = DivideByBatchStd().transform(batch.returns, batch, None).values[1:, 0]

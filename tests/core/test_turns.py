@@ -14,7 +14,7 @@ NAN = math.nan
 
 def test_a_conflict_of_one_prompt_moves_no_turn_of_another():
     """gd2po drops the conflict, so that its group is not centered; its scale alone reaches the others."""
-    settings = Settings.parse({"gd2po": {"over": "sequence"}})
+    settings = Settings.parse({"gd2po": {"whiten": "sequence"}})
     turns = Turns.of_counts([2, 1, 1, 1, 1], (0,))
     apart = [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
     for conflict in ([[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]):

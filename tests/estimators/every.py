@@ -1,4 +1,4 @@
-"""Every estimator in its kinds, and a call of one in the middle of a run."""
+"""Every estimator in its variants, and a call of an estimator in the middle of a run."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ import pytest
 from tests.batches import Rollout
 from tests.calls import Call, call
 from tests.facts import NEEDED
-from verl_ext.methods.simple import ROWS
-from verl_ext.registry import BUILT_IN
+from verl_ext import Settings, Whiten, build
+from verl_ext.methods import METHODS
 
 KEYS = {"rewards": {"keys": ["a", "b"], "weights": [1.0, 0.5]}, **NEEDED}
 OWN_LIST = "compose"  # has no steps by default
 # `maxrl` refuses the negative rewards of a random batch; tests/estimators/test_turns_against_reference.py has its own.
-BASES = sorted({*BUILT_IN, *ROWS} - {OWN_LIST, "hadw", "maxrl"})
+BASES = sorted(METHODS.keys() - {OWN_LIST, "hadw", "maxrl"})
 
 
 def unwhitened(conflict: str, tau: float = 0.2) -> list[Any]:
@@ -34,13 +34,20 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "hadw on dgpo": ("hadw", KEYS | {"hadw": {"base": "dgpo", "anchor": "window"}}),
 }
 EVERY = pytest.mark.parametrize(("name", "config"), ESTIMATORS.values(), ids=ESTIMATORS.keys())
-# Whitening over tokens moves a group without variance.
-SHIFTED = [name for name, row in ROWS.items() if row.steps[-1].name == "whiten"]
+
+
+def whitens_over_tokens(name: str) -> bool:
+    """Return whether the last step of a method moves a zero-variance group away from 0."""
+    last_step = build(name, Settings.parse(KEYS)).steps[-1]
+    return last_step == Whiten("token")
+
+
+SHIFTED = [name for name in BASES if whitens_over_tokens(name)]
 SHIFTS = ("gdpo over tokens", *SHIFTED, *(f"hadw on {name}" for name in SHIFTED))
 
 
-def started(config: dict[str, Any]) -> dict[str, Any]:
-    """The state of hadw in the middle of a run; other estimators do not look at it."""
+def state_of_hadw(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a state of hadw in the middle of a run. Other estimators ignore it."""
     anchor = config.get("hadw", {}).get("anchor", "soft")
     return {"weight_by_history": {"anchor": anchor, "value": 0.4, "window": [0.2, 0.6, 0.4], "updates": 3}}
 
@@ -51,5 +58,5 @@ def components(rollout: Rollout) -> dict[str, np.ndarray]:
 
 
 def run(name: str, config: dict[str, Any], rollout: Rollout, **given: Any) -> Call:
-    settings = {"components": components(rollout), "state": started(config)} | given
+    settings = {"components": components(rollout), "state": state_of_hadw(config)} | given
     return call(name, [0.0] * len(rollout.uids), rollout.uids, rollout.lengths, config=config, **settings)

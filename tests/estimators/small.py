@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.calls import Call, call
 from tests.facts import NEEDED
-from verl_ext.methods.simple import ROWS
+from verl_ext import Settings, build
 
 GDPO = {"rewards": {"keys": ["x", "y"]}}
 UIDS = list("aabb")
@@ -14,11 +14,13 @@ X, Y = [1.0, 0.0, 0.0, 2.0], [0.0, 1.0, 5.0, 3.0]
 
 
 def config_for(name: str, **more: Any) -> dict[str, Any]:
-    """What an estimator cannot do without."""
+    """Return the settings without which an estimator cannot compute."""
     if name == "compose":
         return {"compose": {"steps": ["weighted_sum", "center"]}} | more
-    per_reward = name == "gdpo" or (name in ROWS and not ROWS[name].steps[0].sums)
-    return (GDPO if per_reward else {}) | ({name: NEEDED[name]} if name in NEEDED else {}) | more
+    required = {name: NEEDED[name]} if name in NEEDED else {}
+    chain = build(name, Settings.parse(required))
+    keys = GDPO if chain.per_reward else {}
+    return keys | required | more
 
 
 def fields(**columns: Any) -> dict[str, Any]:

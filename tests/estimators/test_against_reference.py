@@ -150,7 +150,7 @@ def test_a_reward_of_tenths_in_float32_conflicts_as_in_float64(size, conflict, w
     np.testing.assert_allclose(rounded.advantages, exact.advantages, atol=1e-5 * weights[0])
 
 
-def test_a_negative_reward_is_an_error_that_says_to_map_it():
+def test_maxrl_rejects_a_negative_reward_and_says_how_to_map_it():
     batch = Batch.of([[1], [-1.0]], ["p", "p"])
     with pytest.raises(DataError, match=facts("at least 0", "found -1", "'p'", "[-1, 1] to [0, 1]")):
         build("maxrl", Settings())(batch)
@@ -166,7 +166,7 @@ def test_a_negative_reward_is_an_error_that_says_to_map_it():
     st.sampled_from(["token", "sequence"]),
     st.booleans(),
 )
-def test_gd2po_is_the_plain_loop(rollout, weights, conflict, over, norm_by_std):
+def test_gd2po(rollout, weights, conflict, whiten, norm_by_std):
     kind, tau = conflict
     wanted = reference.gd2po(
         rollout.columns,
@@ -175,16 +175,16 @@ def test_gd2po_is_the_plain_loop(rollout, weights, conflict, over, norm_by_std):
         weights=weights,
         conflict=kind,
         tau=tau,
-        whiten=over,
+        whiten=whiten,
         norm_by_std=norm_by_std,
     )
-    own = {"conflict": kind, "tau": tau, "over": over}
-    check("gd2po", rollout, rewards(weights) | {"gd2po": own, "norm_adv_by_std_in_grpo": norm_by_std}, wanted)
+    section = {"conflict": kind, "tau": tau, "whiten": whiten}
+    check("gd2po", rollout, rewards(weights) | {"gd2po": section, "norm_adv_by_std_in_grpo": norm_by_std}, wanted)
 
 
 def test_a_response_exactly_at_tau_is_kept():
     """Without std, x of the group is -1 1 0 0 and y 1 -3 2 0: the first response has |-1 + 1| / 2 = 0."""
-    own = {"conflict": "snr", "tau": 0.0}
-    settings = Settings.parse({"rewards": {"keys": ["x", "y"]}, "gd2po": own, "norm_adv_by_std_in_grpo": False})
+    section = {"conflict": "snr", "tau": 0.0}
+    settings = Settings.parse({"rewards": {"keys": ["x", "y"]}, "gd2po": section, "norm_adv_by_std_in_grpo": False})
     batch = Batch.of([[1.0, 4.0], [3, 0], [2, 5], [2, 3]], list("aaaa"), keys=("x", "y"))
     assert build("gd2po", settings)(batch).metrics["dropped_fraction"] == 0

@@ -42,7 +42,7 @@ def verl_gdpo(rollout: Rollout, weights, *, norm_by_std: bool = True) -> torch.T
     rollout=rollouts(keys=("a", "b", "c"), **COMPARABLE),
     weights=st.one_of(st.none(), st.lists(st.sampled_from([1.0, 0.5, 2.0, -1.0]), min_size=3, max_size=3)),
 )
-def test_gdpo_whitened_over_tokens_is_verls(rollout, weights, norm_by_std):
+def test_gdpo_whitened_over_tokens_equals_that_of_verl(rollout, weights, norm_by_std):
     wanted = verl_gdpo(rollout, weights, norm_by_std=norm_by_std)
     # Where the rewards cancel, verl whitens what float32 leaves of them.
     summed = reference.gdpo(
@@ -65,7 +65,7 @@ def test_gdpo_whitened_over_tokens_is_verls(rollout, weights, norm_by_std):
 
 
 @pytest.mark.parametrize(("mean", "distance"), [(0, 1e-6), (10, 1e-5), (1000, 1e-3)])
-def test_gdpo_is_as_near_to_verls_as_its_docstring_says(mean, distance):
+def test_gdpo_differs_from_that_of_verl_by_as_little_as_its_docstring_says(mean, distance):
     draw = np.random.default_rng(mean)
     for _ in range(20):
         columns = {key: draw.normal(mean, 1, 48).tolist() for key in "ab"}
@@ -77,7 +77,7 @@ def test_gdpo_is_as_near_to_verls_as_its_docstring_says(mean, distance):
 
 
 @given(rollout=rollouts(**COMPARABLE), norm_by_std=st.booleans())
-def test_the_base_of_hadw_is_verls_grpo(rollout, norm_by_std):
+def test_the_base_of_hadw_equals_grpo_of_verl(rollout, norm_by_std):
     """lambda 1, and an anchor that no weighing can differ from: the first batch of the soft one."""
     scores = rollout.columns["a"]
     rewards, mask = tensors(scores, rollout.lengths, torch.float64)

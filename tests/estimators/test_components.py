@@ -27,7 +27,7 @@ FINE = {"count": [1, 2, 3, None], "true": [True] * 4, "scalar": [torch.tensor(1.
 
 
 @pytest.mark.parametrize("name", ["drgrpo", "grpo"])
-def test_a_component_that_is_only_logged_ends_nothing_and_is_named_once(name, caplog):
+def test_an_invalid_component_that_is_only_logged_causes_one_warning_and_no_error(name, caplog):
     settings = Settings.parse({"rewards": {"log": "all"}})
     run = Run(name, settings, build(name, settings) if name != "grpo" else None)
     rows = RowIndex.of_padding(np.zeros(4, dtype=bool))
@@ -55,7 +55,7 @@ def test_a_component_that_is_only_logged_ends_nothing_and_is_named_once(name, ca
     ],
 )
 @pytest.mark.parametrize("container", [list, object_array])
-def test_a_reward_that_is_no_number_is_shown_with_its_uid(wrong, shown, container):
+def test_a_reward_that_is_not_a_number_is_rejected_with_its_uid(wrong, shown, container):
     with pytest.raises(DataError, match=facts("reward 'y'", "'b'", *shown)):
         gdpo(components=fields(y=container([0.0, 1.0, wrong, 2.0])))
 
@@ -72,17 +72,17 @@ def test_a_reward_that_is_no_number_is_shown_with_its_uid(wrong, shown, containe
         object_array([0, 1.0, np.float32(5), 3]),
     ],
 )
-def test_numbers_come_in_any_form(column):
+def test_a_component_may_have_any_type_of_number(column):
     np.testing.assert_allclose(gdpo(components=fields(y=column)).rows, gdpo().rows)
 
 
 @pytest.mark.parametrize("size", [2, 8])
-def test_a_component_must_have_one_entry_a_row(size):
+def test_a_component_must_have_one_entry_per_row(size):
     with pytest.raises(DataError, match=facts("reward 'y'", size, 4)):
         call("gdpo", [0.0] * 4, UIDS, config=GDPO, components=fields(y=np.zeros(size)))
 
 
-def test_a_key_that_no_sample_has_suggests_the_nearest():
+def test_a_key_that_no_response_has_is_rejected_with_the_nearest_one():
     config = {"rewards": {"keys": ["x", "acuracy"]}}
     columns = {"x": np.array(X), "accuracy": np.array(Y)}
     with pytest.raises(ConfigurationError) as error:
@@ -91,7 +91,7 @@ def test_a_key_that_no_sample_has_suggests_the_nearest():
     assert says(error.value, "'accuracy', 'score', 'x'")
 
 
-def test_the_score_is_a_component_where_the_reward_function_names_none_so():
+def test_the_score_is_the_component_score_unless_the_reward_function_returns_one():
     by_name = {"rewards": {"keys": ["score", "y"]}}
     found = call("gdpo", X, UIDS, config=by_name, components=fields())
     np.testing.assert_allclose(found.rows, gdpo().rows)
@@ -100,7 +100,7 @@ def test_the_score_is_a_component_where_the_reward_function_names_none_so():
     np.testing.assert_allclose(named.rows, gdpo().rows)
 
 
-def test_token_scores_of_a_key_win_over_the_component():
+def test_token_scores_of_a_key_take_precedence_over_the_component():
     """Summed over the response, as a process reward model gives them."""
     token_scores = torch.tensor([[0.0, 0.0], [0.25, 0.75], [2.0, 3.0], [1.0, 2.0]])
     found = gdpo(
@@ -114,7 +114,7 @@ def test_token_scores_of_a_key_win_over_the_component():
 
 
 @pytest.mark.parametrize("name", ["dgpo", "hadw"])
-def test_the_accuracy_is_acc_else_the_score_else_what_is_named(name):
+def test_the_accuracy_is_the_named_component_or_acc_or_the_score(name):
     def of(**given):
         returned = [*given.get("components", ())]
         return metrics_of(name, [1.0, 0.0, 0.0, 0.0], UIDS, returned=returned, **given)
@@ -149,6 +149,6 @@ def test_a_single_key_is_the_accuracy(name):
     assert metrics_of(name, [5.0, -3, 5, 5], UIDS, components=columns, config=key, returned=[*columns]) != named
 
 
-def test_components_with_kl_need_the_scores_before_it():
+def test_components_with_a_kl_term_need_the_scores_without_it():
     with pytest.raises(DataError, match=facts("KL", "batch['token_level_scores']")):
         call("drgrpo", X, UIDS, config={"use_kl_in_reward": True} | GDPO, components=fields())

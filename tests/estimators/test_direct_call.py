@@ -15,7 +15,7 @@ EVERY = pytest.mark.parametrize("name", INSTALLED)
 
 
 @EVERY
-def test_tensors_that_require_gradients_are_cut_off(name):
+def test_advantages_require_no_gradients(name):
     rewards, mask = tensors([1.0, 0.0, 1.0, 0.0], [1, 2, 2, 1])
     found = [
         call_on_tensors(name, *given, UIDS, config=config_for(name), components=fields()).tensor
@@ -27,13 +27,13 @@ def test_tensors_that_require_gradients_are_cut_off(name):
 
 @EVERY
 @pytest.mark.filterwarnings("error")
-def test_a_batch_of_padding_only_gives_zeros_and_does_not_tick(name):
+def test_a_batch_of_padding_gives_zeros_and_does_not_change_the_state(name):
     found = call(name, X, [f"pad{i}" for i in range(4)], [0] * 4, config=config_for(name), components=fields())
     assert found.tensor.tolist() == [[0]] * 4
     assert found.state is None
 
 
-def test_a_trainer_that_passes_a_part_of_the_batch_is_named():
+def test_a_part_of_the_batch_is_rejected():
     rows = RowIndex.of_sessions(["a_0_0", "a_0_1"], np.zeros(2, dtype=bool))
     with pytest.raises(IntegrationError, match=facts("drgrpo", 3, 2)):
         call("drgrpo", [1.0, 0.0, 0.0], ["a", "a", "a"], rows=rows)

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batches import Rollout
-from tests.estimators.every import ESTIMATORS, KEYS, SHIFTS, run, started
+from tests.estimators.every import ESTIMATORS, KEYS, SHIFTS, run, state_of_hadw
 from verl_ext import Batch, Settings, build
 from verl_ext.errors import VerlExtError
 
 
 @pytest.mark.parametrize(("name", "config"), [given for kind, given in ESTIMATORS.items() if kind not in SHIFTS])
 @pytest.mark.parametrize("constant", [0.2, -0.7, 1e5 + 0.1])
-def test_a_group_of_one_and_one_without_variance_are_exactly_zero(name, config, constant):
+def test_a_group_of_one_and_a_zero_variance_group_are_exactly_0(name, config, constant):
     """A float32 constant of 0.2 has a standard deviation of 1.6e-8; here with noise of one unit in the last place."""
     value = np.float32(constant)
     dead = [float(value), float(np.nextafter(value, np.float32(9e9))), float(value), float(value)]
@@ -47,7 +47,7 @@ SETTINGS = [
 @pytest.mark.parametrize(("name", "config"), SETTINGS)
 @given(seed=st.integers(0, 2**32 - 1))
 @pytest.mark.filterwarnings("error")  # an overflow that numpy warns of would be a wrong number
-def test_extreme_rewards_give_finite_numbers_or_an_error_of_ours(name, config, seed):
+def test_extreme_rewards_give_finite_numbers_or_an_error_of_the_package(name, config, seed):
     draw = np.random.default_rng(seed)
     size, few = draw.integers(0, 9), draw.choice(EXTREMES, 2)
     try:
@@ -58,7 +58,7 @@ def test_extreme_rewards_give_finite_numbers_or_an_error_of_ours(name, config, s
             lengths=draw.integers(0, 9, size),
             accuracy=draw.random(size),
         )
-        result = build(name, Settings.parse(config))(batch, started(config) if name == "hadw" else None)
+        result = build(name, Settings.parse(config))(batch, state_of_hadw(config) if name == "hadw" else None)
     except VerlExtError:
         return
     assert np.isfinite([*result.advantages, *result.metrics.values()]).all()

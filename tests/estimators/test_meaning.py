@@ -45,7 +45,7 @@ KL = np.array([-1e-4, 2e-4, 0.0, -3e-4, 1e-3, -2e-3, 0.0, 1e-3])
 
 
 @pytest.mark.parametrize("dgae", [True, False])
-def test_kl_makes_no_group_of_dgpo_valid(dgae):
+def test_the_kl_term_does_not_make_a_group_of_dgpo_valid(dgae):
     """Group b is solved: its advantage is 0, z is 2, and it has no part in the weights, as without KL."""
     right = [1.0, 0, 0, 1, 1, 1, 1, 1]
     chain = build("dgpo", Settings.parse({"use_kl_in_reward": True, "dgpo": {"dgae": dgae}}))
@@ -58,14 +58,14 @@ def test_kl_makes_no_group_of_dgpo_valid(dgae):
     assert (with_kl.advantages[:4] != without.advantages[:4]).all()
 
 
-def test_kl_of_a_list_and_of_hadw_on_grpo_acts_in_every_group():
+def test_the_kl_term_of_other_estimators_acts_in_every_group():
     batch = Batch.of([[1.0]] * 8, list("aaaabbbb"), accuracy=[1.0] * 8, kl_reward=KL)
     steps = ["weighted_sum", "center", "scale_by_mad"]
     for name, config in (("compose", {"compose": {"steps": steps}}), ("hadw", {}), ("drgrpo", {})):
         assert (build(name, Settings.parse({"use_kl_in_reward": True, **config}))(batch).advantages != 0).all()
 
 
-def test_the_kl_of_a_response_whose_reward_does_not_count_is_kept():
+def test_a_response_whose_condition_is_not_met_keeps_its_kl_term():
     settings = Settings.parse({"use_kl_in_reward": True})
     conditions = {"easy": Condition("hard", 1.0)}
     batch = Batch.of([[0, 1], [0, 1]], "aa", keys=("hard", "easy"), conditions=conditions, kl_reward=[0.0, -0.5])

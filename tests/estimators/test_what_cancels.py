@@ -46,7 +46,7 @@ def canceling(draw: st.DrawFn) -> tuple[np.ndarray, list[str], np.ndarray]:
 
 @EVERY
 @given(batch=canceling())
-def test_where_all_rewards_cancel_every_advantage_is_exactly_zero(name, config, batch):
+def test_if_the_rewards_of_every_group_cancel_all_advantages_are_exactly_0(name, config, batch):
     found = run(name, config, *batch)
     assert (found.tensor == 0).all()
     assert found.metrics.get("compose/zero_variance_fraction", 1) == 1
@@ -55,7 +55,7 @@ def test_where_all_rewards_cancel_every_advantage_is_exactly_zero(name, config, 
 
 @EVERY
 @given(batch=canceling())
-def test_beside_a_live_group_what_cancels_is_exactly_zero(name, config, batch):
+def test_a_group_whose_rewards_cancel_is_exactly_0_beside_a_group_with_variance(name, config, batch):
     """So an update that skips rows of advantage 0 skips these, and neither balance nor difficulty counts them."""
     columns, uids, accuracy = batch
     both = np.vstack([columns, columns[:4].min(axis=0) + [[1, 1], [0, 1], [0, 0], [0, 0]] * np.ptp(columns, axis=0)])
@@ -102,7 +102,7 @@ def centered_totals(draw: st.DrawFn) -> tuple[np.ndarray, list[str]]:
 
 @pytest.mark.parametrize(("name", "config"), OFFSETS.values(), ids=OFFSETS)
 @given(drawn=centered_totals(), constant=st.sampled_from([8000, -8000, 7777, 100]))
-def test_a_constant_that_one_reward_gains_and_another_loses_changes_nothing(name, config, drawn, constant):
+def test_opposite_constants_added_to_two_rewards_change_nothing(name, config, drawn, constant):
     """In eighths, which floats hold exactly: no total changes."""
     columns, labels = drawn
     chain = build(name, Settings.parse(REWARDS | config))
@@ -133,7 +133,7 @@ def rounded_to_cancel(groups: int, size: int) -> Batch:
 
 
 @pytest.mark.parametrize("scale", ["std", "mad"])
-def test_no_rounding_of_ten_thousand_groups_is_taken_for_a_difference(scale: str) -> None:
+def test_rounding_is_never_a_difference_in_ten_thousand_groups(scale: str) -> None:
     """One unit in the last place would leave some of them."""
     batch = rounded_to_cancel(13_000, 8)
     assert len(batch.groups) > 10_000
@@ -143,7 +143,7 @@ def test_no_rounding_of_ten_thousand_groups_is_taken_for_a_difference(scale: str
 
 @pytest.mark.parametrize("scale", ["std", "mad"])
 @pytest.mark.parametrize(("units", "live"), [(7, False), (9, True), (12, True)])
-def test_a_difference_above_what_rounding_explains_is_kept(units: int, live: bool, scale: str) -> None:
+def test_a_difference_that_rounding_does_not_explain_is_kept(units: int, live: bool, scale: str) -> None:
     """Rounding is taken to explain four units in the last place of each of the two rewards, at an offset of 1e5."""
     first = 1e5 + np.array([1.0, 0.0] * 4)
     second = 2e5 + 1 - first

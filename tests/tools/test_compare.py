@@ -73,7 +73,7 @@ def test_a_rubric_is_read_from_the_text_of_json_lines(advantages, compare, tmp_p
     assert says(compare(folder, settings, "drgrpo", status=1), "'rubric'", "p0-1")
 
 
-def test_a_setting_alone_holds_for_all_and_may_come_after_options(advantages, tmp_path):
+def test_a_setting_alone_applies_to_all_variants_and_may_come_after_options(advantages, tmp_path):
     folder = made.rollouts(tmp_path / "rollouts", made.entries())
     setting = "algorithm.norm_adv_by_std_in_grpo=False"
     found = advantages(folder, "gdpo", "hadw", "--output", tmp_path / "other", made.KEYS, setting, "drgrpo")
@@ -107,7 +107,7 @@ def test_a_trajectory_with_several_outputs_counts_once_with_all_its_tokens(advan
     np.testing.assert_allclose(found["advantage/grpo (sum)"], expected("grpo", BOTH), atol=1e-12)
 
 
-def test_groups_are_prompts_whatever_names_them(advantages, tmp_path):
+def test_groups_are_prompts_whatever_identifies_them(advantages, tmp_path):
     whole = advantages(made.rollouts(tmp_path / "keys", made.entries()), "dgpo")["advantage/dgpo"]
     plain = [line | {"uid": f"q_{row // 4}_7"} for row, line in enumerate(made.entries())]
     texts = made.without(made.entries(), "uid", "step")
@@ -123,7 +123,7 @@ WEIGHTED = {"rewards": {"keys": ["right", "form"], "weights": [3.0, 1.0], "condi
 
 
 @pytest.mark.parametrize("over", ["token", "sequence"])
-def test_a_run_that_counts_tokens_or_rows_is_repeated(advantages, tmp_path, over):
+def test_the_advantages_of_a_run_that_counts_tokens_or_rows_are_reproduced(advantages, tmp_path, over):
     steps = ["weighted_sum", "center", {"step": "balance", "over": over}]
     folder, recorded = made.dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})
     found = advantages(folder, f"[weighted_sum,center,{{step:balance,over:{over}}}]")
@@ -187,7 +187,7 @@ def test_the_prompts_of_a_csv_file_are_text(advantages, tmp_path, prompts, colum
     np.testing.assert_allclose(found["advantage/gdpo"], expected("gdpo", BOTH), atol=1e-12)
 
 
-def test_the_cells_of_a_csv_file_that_are_no_numbers_are_not_scored(compare, tmp_path):
+def test_a_cell_of_a_csv_file_that_is_not_a_number_is_not_scored(compare, tmp_path):
     table = pd.DataFrame({"question": made.UIDS, "right": made.RIGHT, "form": made.FORM}).astype(object)
     table.loc[0, "right"] = "error"
     table.loc[1, "right"] = None
@@ -247,7 +247,7 @@ def test_different_prompts_are_different_groups(advantages, tmp_path, prompts, n
     np.testing.assert_allclose(found["advantage/gdpo"], expected("gdpo", BOTH), atol=1e-12)
 
 
-def test_a_run_is_judged_with_its_own_settings(compare, advantages, tmp_path):
+def test_the_settings_of_a_run_apply_to_the_variants(compare, advantages, tmp_path):
     folder, recorded = made.dump(tmp_path / "dump", [1, 2], algorithm=WEIGHTED)
     found = advantages(folder, "gdpo")
     np.testing.assert_allclose(found["advantage/gdpo"], recorded, atol=1e-12)
@@ -259,7 +259,7 @@ def test_a_run_is_judged_with_its_own_settings(compare, advantages, tmp_path):
     assert a_line_says(compare(folder, "gdpo algorithm.gdpo.epsilon=0.5"), "epsilon=0.5", "differ", "recorded")
 
 
-def test_an_argument_goes_before_the_setting_of_the_run(advantages, tmp_path):
+def test_an_argument_takes_precedence_over_the_setting_of_the_run(advantages, tmp_path):
     folder, _ = made.dump(tmp_path / "dump", [1], algorithm=WEIGHTED)
     alone = "algorithm.rewards.conditions=null"
     plain = ["gdpo", alone, "algorithm.rewards.weights=null"]
@@ -274,7 +274,7 @@ def test_a_note_says_that_the_kl_of_a_run_is_ignored(compare, tmp_path):
     assert a_line_says(compare(folder, "gdpo"), "note: ", "algorithm.use_kl_in_reward=True")
 
 
-def test_hadw_is_repeated_from_a_whole_dump(compare, advantages, tmp_path):
+def test_the_advantages_of_hadw_are_reproduced_from_a_complete_dump(compare, advantages, tmp_path):
     rights = {step: made.RIGHT[step % 5 :] + made.RIGHT[: step % 5] for step in range(1, 4)}
     folder, recorded = made.dump(tmp_path / "dump", [1, 2, 3], name="hadw", algorithm=ACCURACY, rights=rights)
     np.testing.assert_allclose(advantages(folder, "hadw")["advantage/hadw"], recorded, atol=1e-12)
@@ -285,7 +285,7 @@ def test_hadw_is_repeated_from_a_whole_dump(compare, advantages, tmp_path):
     assert a_line_says(text, "hadw", "differ", "recorded")
 
 
-def test_a_resume_counts_before_the_steps_that_it_repeats(compare, advantages, tmp_path):
+def test_the_steps_of_a_resumed_run_replace_the_steps_that_it_repeats(compare, advantages, tmp_path):
     folder, _ = made.dump(tmp_path / "dump", [1, 2, 3])
     made.dump(folder, [3], start=2, algorithm=WEIGHTED)
     found = advantages(folder, "gdpo")
@@ -344,6 +344,19 @@ def test_grpo_on_a_weighted_sum_has_the_contributions_of_the_sum(compare, tmp_pa
         assert found["grpo"] == found["drgrpo"] == [*wanted, "0.0%"]
 
 
+@pytest.mark.parametrize(
+    ("variant", "has_note"),
+    [("rvpo", True), ("gdpo", False), ("dvao", False), ("[soft_min,center]", True), ("[weighted_sum,center]", False)],
+)
+def test_a_note_says_that_the_weights_have_no_effect_on_a_variant(variant, has_note, compare, tmp_path):
+    folder = made.rollouts(tmp_path / "r", made.entries())
+    text = compare(folder, variant, made.KEYS, RIGHT, "algorithm.rewards.weights=[3,1]")
+    wanted = (f"note: {variant}", "algorithm.rewards.weights has no effect", "Set algorithm.rewards.weights=null")
+    assert a_line_says(text, *wanted) == has_note
+    without_weights = compare(folder, variant, made.KEYS, RIGHT)
+    assert not says(without_weights, "algorithm.rewards.weights")
+
+
 def test_notes_count_torn_lines_missing_rewards_and_single_responses(compare, tmp_path):
     lines = [line for row, line in enumerate(made.entries()) if row % 4 == 0 or row > 7]
     lines[0]["right"] = None
@@ -360,7 +373,7 @@ def test_notes_count_torn_lines_missing_rewards_and_single_responses(compare, tm
 
 
 @pytest.mark.parametrize("variant", ["dvao", "gdpo", "[center,scale_by_std,weighted_sum]"])
-def test_an_estimator_without_need_of_an_accuracy_is_compared_without_one(variant, compare, advantages, tmp_path):
+def test_an_estimator_that_needs_no_accuracy_is_compared_without_one(variant, compare, advantages, tmp_path):
     """The table by accuracy is omitted, and a note says which setting it needs."""
     folder = made.rollouts(tmp_path / "r", made.without(made.entries(), "acc"))
     text = compare(folder, variant, made.KEYS)
@@ -380,7 +393,7 @@ def test_an_estimator_that_needs_an_accuracy_may_name_it_alone(compare, tmp_path
     assert contributions(compare(folder, f"hadw {made.KEYS} {RIGHT}", f"dvao {made.KEYS}"))
 
 
-def test_a_reward_that_is_no_accuracy_is_compared_without_one(compare, tmp_path):
+def test_a_reward_outside_the_unit_interval_is_compared_without_an_accuracy(compare, tmp_path):
     """The only reward is used as the accuracy, and is beyond [0, 1]."""
     folder = made.rollouts(tmp_path / "r", made.without(made.entries(), "acc", "right", "form"))
     assert a_line_says(compare(folder, "drgrpo"), "note: ", "table", "'score'", "accuracy_threshold")
@@ -404,7 +417,7 @@ REJECTED = [
 
 
 @pytest.mark.parametrize(("lines", "arguments", "wanted"), REJECTED, ids=range(len(REJECTED)))
-def test_mistakes_are_rejected_with_what_is_valid(lines, arguments, wanted, compare, tmp_path):
+def test_mistakes_are_rejected_with_the_valid_values(lines, arguments, wanted, compare, tmp_path):
     folder = made.rollouts(tmp_path / "r", lines)
     assert says(compare(folder, *arguments, status=1), *wanted)
 

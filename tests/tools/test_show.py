@@ -1,5 +1,6 @@
 import re
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,9 @@ import pytest
 import verl_ext
 from tests.facts import NEEDED, a_line_says, says
 from tests.tools import made
-from verl_ext import build
+from verl_ext import Center, Method, WeightedSum, build
 from verl_ext.cli import main
-from verl_ext.registry import ESTIMATORS
+from verl_ext.registry import ENTRY_POINT_GROUP, ESTIMATORS
 from verl_ext.settings import RewardsSettings
 from verl_ext.tools.arguments import parse_settings
 
@@ -20,7 +21,7 @@ def show(capsys):
     return lambda *arguments, status=0: made.call(capsys, "show", *arguments, status=status)
 
 
-def test_it_prints_the_steps_their_formulas_and_the_settings_in_force(show):
+def test_it_prints_the_steps_their_formulas_and_the_effective_settings(show):
     assert "A_ik = (r_ik - mean_g(r_k)) / std_g(r_k)" in show("gdpo", "+algorithm.rewards.keys=[x,y]")
     text = show("gdpo", "algorithm.gdpo.scale=mad", "+algorithm.rewards.keys=[x,y]")
     assert "arXiv 2601.05242" in text
@@ -68,7 +69,7 @@ def test_a_custom_list_is_shown_with_its_steps(show):
         (["gdpo", "+verl_ext=gdpo"], ("'+verl_ext=gdpo'", "without `=`")),
     ],
 )
-def test_what_is_wrong_is_said_with_what_is_valid(arguments, words, show):
+def test_a_wrong_argument_is_rejected_with_the_valid_ones(arguments, words, show):
     assert says(show(*arguments, status=1), *words)
 
 
@@ -88,7 +89,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_line_that_installs_it
     assert says(capsys.readouterr().err, command[0], package, "pip install 'verl_ext[verl]'")
 
 
-def test_recipes_that_are_there_already_are_left_alone(tmp_path, capsys):
+def test_recipes_that_exist_are_not_overwritten(tmp_path, capsys):
     assert main(["recipes", str(tmp_path)]) == 0
     (tmp_path / "recipes/README.md").write_text("mine")
     assert main(["recipes", str(tmp_path)]) == 1
@@ -96,7 +97,7 @@ def test_recipes_that_are_there_already_are_left_alone(tmp_path, capsys):
     assert (tmp_path / "recipes/README.md").read_text() == "mine"
 
 
-def test_in_a_clone_the_recipes_are_there_and_nothing_is_copied(monkeypatch, capsys):
+def test_in_a_clone_no_recipes_are_copied(monkeypatch, capsys):
     clone = Path(verl_ext.__file__).parents[1]
     monkeypatch.chdir(clone)
     before = sorted(clone.glob("recipes/*"))
@@ -105,13 +106,22 @@ def test_in_a_clone_the_recipes_are_there_and_nothing_is_copied(monkeypatch, cap
     assert sorted(clone.glob("recipes/*")) == before
 
 
-def test_a_custom_estimator_without_a_docstring_is_listed_by_its_module(monkeypatch, capsys):
-    monkeypatch.setitem(ESTIMATORS, "ranked", "tests.facts")
-    monkeypatch.setattr("tests.facts.__doc__", None)
-    assert main(["show"]) == 0
-    assert a_line_says(capsys.readouterr().out, "ranked", "tests.facts")
+def test_a_method_of_another_package_is_listed_and_shown(monkeypatch, show):
+    method = Method.from_steps("Ranks, arXiv 1", "ranks the responses", (WeightedSum(), Center()))
+    monkeypatch.setitem(ESTIMATORS, "ranked", method)
+    assert a_line_says(show(), "ranked", "Ranks, arXiv 1: ranks the responses.")
+    text = show("ranked")
+    assert says(text, "Ranks, arXiv 1: ranks the responses.", "compose.steps=[weighted_sum,center]")
+    assert "formula" not in text.splitlines()
 
 
-def test_other_keys_than_those_of_a_run_do_not_take_its_weights():
+def test_a_method_that_cannot_be_loaded_is_listed_with_the_reason(monkeypatch, show):
+    broken = EntryPoint("broken", "no_such_package:METHOD", ENTRY_POINT_GROUP)
+    monkeypatch.setitem(ESTIMATORS, "broken", broken)
+    assert a_line_says(show(), "broken", "no_such_package:METHOD", "Install its package again")
+    assert says(show("broken", status=1), "'broken'", "no_such_package:METHOD")
+
+
+def test_other_keys_than_those_of_a_run_do_not_get_its_weights():
     theirs = {"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [2.0, 1.0]}
     assert parse_settings(["algorithm.rewards.keys=[b]"], theirs).rewards == RewardsSettings(("b",))

@@ -43,8 +43,8 @@ def synthetic_batches(
 
     Groups of uneven size, one of them without variance and one of a single response. Rewards between `minimum` and
     `minimum + 1`, which conflict in some responses and agree in others, and of which the first varies in half of the
-    groups only. Responses of different length, prompts of different accuracy. With `per_turn`, the first reward has one
-    number per turn. With `rubric`, the last reward has two criteria whose weights depend on the prompt.
+    groups only. Responses of different length, prompts of different accuracy below 1. With `per_turn`, the first reward
+    has one number per turn. With `rubric`, the last reward has two criteria whose weights depend on the prompt.
     """
     columns = Columns.of(keys, rubric=rubric)
     first = _synthetic_batch(np.random.default_rng(0), columns, minimum, per_turn=per_turn)
@@ -87,6 +87,8 @@ def _synthetic_batch(random: np.random.Generator, columns: Columns, minimum: flo
     rewards = minimum + _synthetic_rewards(random, prompt_of_response, len(columns.names))
     chance_of_correct = (prompt_of_response + 1) / len(GROUP_SIZES)
     is_correct = random.random(responses) < chance_of_correct
+    first_response_of_prompt = np.unique(prompt_of_response, return_index=True)[1]
+    is_correct[first_response_of_prompt] = False  # `weight_by_focal` removes a prompt without an incorrect response
     turns = Turns.of_counts([1] * responses)
     if per_turn:
         turns = Turns.of_counts(random.integers(1, 4, responses), columns=(0,))
@@ -140,8 +142,13 @@ def advantages_of(chain: Chain, batches: Sequence[Batch]) -> Array:
 
 
 def are_same(first: Array, second: Array) -> bool:
-    """Return whether two sets of advantages are the same up to the tolerance `SAME`."""
+    """Return whether two sets of advantages are the same up to the tolerance `SAME`.
+
+    Edge case: advantages that are not finite are not the same as any others.
+    """
     largest = max(np.abs(first).max(initial=0.0), np.abs(second).max(initial=0.0))
+    if not np.isfinite(largest):
+        return False
     return bool(np.abs(first - second).max(initial=0.0) <= SAME * largest)
 
 
