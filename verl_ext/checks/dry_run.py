@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Iterator
+from itertools import takewhile
 
 import numpy as np
 
@@ -53,6 +54,8 @@ def dry_run(run: RunConfig) -> Iterator[Finding]:
 def _steps_without_effect(run: RunConfig, chain: Chain) -> Iterator[Finding]:
     """Report steps and settings of a list that have no effect."""
     rewards = run.settings.rewards
+    if rewards.rubrics and _rejects_rubrics(chain):  # another rule reports such a step
+        return
     try:
         yield from measure(
             chain.steps,
@@ -63,6 +66,12 @@ def _steps_without_effect(run: RunConfig, chain: Chain) -> Iterator[Finding]:
         # A custom step may be written for the rewards of the run alone, with which it did not fail.
         if all(map(is_built_in, chain.steps)):
             yield _failure(run.name, error)
+
+
+def _rejects_rubrics(chain: Chain) -> bool:
+    """Return whether a step before the sum does not support rubrics."""
+    before_sum = takewhile(lambda step: not step.sums, chain.steps)
+    return any(step.not_with_rubrics for step in before_sum)
 
 
 def _failure(name: str, error: Exception) -> Finding:
