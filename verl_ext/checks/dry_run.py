@@ -6,6 +6,7 @@ from itertools import takewhile
 
 import numpy as np
 
+from verl_ext.checks.rewards import needs_nonnegative_sum
 from verl_ext.core.batch import SCORE
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.effects import advantages_of, measure, synthetic_batches_for, weights_matter
@@ -28,6 +29,9 @@ def dry_run(run: RunConfig) -> Iterator[Finding]:
     if chain is None or (chain.per_reward and keys is None):  # another rule reports missing keys
         return
     if chain.needs_fields:  # fields of verl's batch, which a synthetic batch lacks
+        return
+    has_negative_weight = any(weight < 0 for weight in run.settings.rewards.weights or ())
+    if has_negative_weight and needs_nonnegative_sum(chain):  # another rule reports such weights
         return
     batches = synthetic_batches_for(chain, keys or (SCORE,))
     try:

@@ -177,35 +177,41 @@ def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = Fal
     keys = [f"reward_{number}" for number in range(REWARDS)]
     batches = synthetic_batches(keys, per_turn=per_turn, rubric=rubric)
     expected = advantages_of(Chain(tuple(steps)), batches)
+    kept: list[Step] = []  # without the steps that have no effect, so that a list can follow all findings at once
     for index, step in enumerate(steps):
         before = steps[:index]
         after = steps[index + 1 :]
         if not is_built_in(step):
+            kept.append(step)
             continue
         label = f"Step {index + 1} of the list, {step.name},"
         # The result of a custom step that comes later may hide an effect.
         severity: Literal["error", "warning"] = "error" if all(map(is_built_in, after)) else "warning"
         if step.needs_centered and not _are_centered(before, batches):
+            has_center = any(earlier.centers for earlier in before)
+            place = "Move it directly behind center" if has_center else f"Add center directly before {step.name}"
             yield Finding(
                 "error",
                 f"{label} divides values whose mean is not 0 in each group.",
-                f"Move it directly behind center, or remove {step.name}.",
+                f"{place}, or remove {step.name}.",
             )
-        elif not step.sums and _is_same([*before, *after], batches, expected):
+        elif not step.sums and _is_same([*kept, *after], batches, expected):
             yield Finding(
                 severity,
                 f"{label} has no effect: the advantages are the same without it.",
                 f"Remove {step.name}, or move it to another place in the list.",
             )
+            continue
         for setting in _settings_that_are_true(step):
             changed = replace(step, **{setting: False})
-            if _is_same([*before, changed, *after], batches, expected):
+            if _is_same([*kept, changed, *after], batches, expected):
                 yield Finding(
                     severity,
                     f"{label} has {setting}=True, which has no effect: the advantages are the same with "
                     f"{setting}=False.",
                     f"Remove {setting}, or move {step.name} to another place in the list.",
                 )
+        kept.append(step)
 
 
 def _settings_that_are_true(step: Step) -> list[str]:
