@@ -85,6 +85,7 @@ REJECTED = {
     "weighted_sum,scale_by_std": ("Step 2", "scale_by_std", "mean is not 0", "Add center directly before scale_by_std"),
     "weighted_sum,center,weight_by_history,scale_by_std": ("Step 4", "scale_by_std", "Move it directly behind center"),
     "center,drop_conflicts,scale_by_mad,weighted_sum": ("Step 3", "scale_by_mad", "Move it directly behind center"),
+    f"weighted_sum,'{OWN}:Halved',center": ("Step 2", "halved", "mean is not 0", "Add center directly before halved"),
     # The error of a step on the synthetic batches.
     "whiten,weighted_sum,center": ("'whiten'", "found 2", "Put weighted_sum before whiten"),
     "center,weight_by_history,weighted_sum": ("'weight_by_history'", "Put weighted_sum before weight_by_history"),

@@ -49,6 +49,16 @@ class Middle(Step):
         return values - batch.groups.broadcast(batch.groups.mean(values))
 
 
+class Halved(Step):
+    """It says that it needs centered values."""
+
+    name = "halved"
+    needs_centered = True
+
+    def apply(self, values, batch):
+        return values / 2
+
+
 class Broken(Step):
     name = "broken"
 

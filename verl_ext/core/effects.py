@@ -5,7 +5,7 @@ and a division by the group's standard deviation removes any factor of the group
 the advantages of two synthetic batches are computed with the whole list, and again without each step, and with each
 setting that is True set to False. If the advantages are the same, the step or the setting has no effect.
 
-Only built-in steps are judged. A custom step such as a clip may rightly do nothing on synthetic data.
+Only built-in steps must have an effect. A custom step such as a clip may rightly do nothing on synthetic data.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _are_same_with(chain: Chain, first: tuple[float, ...], second: tuple[float, 
 
 
 def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = False) -> Iterator[Finding]:
-    """Yield a finding for each built-in step that gets values it cannot process, or that has no effect.
+    """Yield a finding for each step that gets values it cannot process, and each built-in step that has no effect.
 
     There are three synthetic rewards of weight 1, whatever rewards a run has. Raise if the list fails on the batches.
 
@@ -181,9 +181,6 @@ def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = Fal
     for index, step in enumerate(steps):
         before = steps[:index]
         after = steps[index + 1 :]
-        if not is_built_in(step):
-            kept.append(step)
-            continue
         label = f"Step {index + 1} of the list, {step.name},"
         # The result of a custom step that comes later may hide an effect.
         severity: Literal["error", "warning"] = "error" if all(map(is_built_in, after)) else "warning"
@@ -195,7 +192,7 @@ def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = Fal
                 f"{label} divides values whose mean is not 0 in each group.",
                 f"{place}, or remove {step.name}.",
             )
-        elif not step.sums and _is_same([*kept, *after], batches, expected):
+        elif is_built_in(step) and not step.sums and _is_same([*kept, *after], batches, expected):
             yield Finding(
                 severity,
                 f"{label} has no effect: the advantages are the same without it.",
@@ -215,6 +212,9 @@ def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = Fal
 
 
 def _settings_that_are_true(step: Step) -> list[str]:
+    """Return the settings of a built-in step that are True."""
+    if not is_built_in(step):
+        return []
     return [item.name for item in dataclasses.fields(step) if getattr(step, item.name) is True]
 
 
