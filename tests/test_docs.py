@@ -31,6 +31,12 @@ def test_the_generated_pages_are_fresh():
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\nrun python scripts/quality/make_docs.py"
 
 
+def test_every_setting_has_a_description():
+    rows = re.findall(r"^\| `(\w+)` \| `.*?` \|(.*)\|$", TEXTS[Path("docs/pages/settings.md")], re.MULTILINE)
+    assert len(rows) > 30
+    assert [name for name, description in rows if not description.strip()] == []
+
+
 def missing_lines(name: str) -> list[str]:
     """What the documents lack of an estimator: the file, and the line to add."""
     page, found = f"estimators/{name}.md", []

@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from tests.configs import compose as configuration
 from verl_ext import Batch, Settings, build
 from verl_ext.checks.judge import check_run
 from verl_ext.cli import main
-from verl_ext.registry import ESTIMATORS, load
+from verl_ext.errors import ConfigurationError
+from verl_ext.registry import ENTRY_POINT_GROUP, ESTIMATORS, load
 from verl_ext.run_config import read_settings
 
 PAGE = (Path(__file__).parents[1] / "docs" / "pages" / "compose.md").read_text()
@@ -53,8 +55,13 @@ def test_a_fifth_estimator_as_the_page_writes_it(my_steps):
 
 def test_the_named_estimator_as_the_page_writes_it(my_steps, tmp_path, monkeypatch):
     _, code, *_ = blocks("python")
-    (tmp_path / "clipped_of_the_page.py").write_text(code)
-    monkeypatch.setitem(ESTIMATORS, "clipped", "clipped_of_the_page")
+    (toml,) = blocks("toml")
+    group, name, target = re.fullmatch(r'\[project\.entry-points\."(.*)"\]\n(\w+) = "(.*)"\n', toml).groups()
+    assert group == ENTRY_POINT_GROUP
+    file = tmp_path / code.splitlines()[0].removeprefix("# ")
+    file.parent.mkdir()
+    file.write_text(code)
+    monkeypatch.setitem(ESTIMATORS, name, EntryPoint(name, target, group))
     settings = Settings.parse({"rewards": {"keys": ["correctness", "format"]}, "clipped": {"limit": 1.5}})
     same = {"steps": ["center", "scale_by_std", "weighted_sum", {"step": "my_steps:Clip", "limit": 1.5}]}
     listed = build("compose", Settings.parse({**settings.given, "compose": same}))
@@ -85,4 +92,16 @@ def test_every_combination_of_the_table_is_accepted():
     lists = re.findall(r"^\| (.*?) \| `(\[.*?\])`", table, re.MULTILINE)
     assert len(lists) == 5
     for _, steps in lists:
+        check_run(configuration("algorithm.adv_estimator=compose", KEYS, ACCURACY, f"+algorithm.compose.steps={steps}"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "refused"),
+    [
+        ("[center,weighted_sum,drop_conflicts]", "drop_conflicts must come before the sum"),
+        ("[weighted_sum,center,weight_by_difficulty,scale_by_std]", "weight_by_difficulty, has no effect"),
+    ],
+)
+def test_the_lists_that_the_page_calls_refused_are_refused(steps, refused):
+    with pytest.raises(ConfigurationError, match=refused):
         check_run(configuration("algorithm.adv_estimator=compose", KEYS, ACCURACY, f"+algorithm.compose.steps={steps}"))

@@ -1,5 +1,6 @@
 """The page of lists to copy: each list as it stands there, against plain loops and, where it has one, verl's code."""
 
+import dataclasses
 import math
 import re
 import statistics
@@ -12,15 +13,17 @@ import torch
 import yaml
 from hypothesis import given
 from omegaconf import OmegaConf
-from verl_ext.checks.trial import NO_EFFECT, try_out
+from verl_ext.checks.trial import NO_EFFECT
 
 from tests import reference
 from tests.batches import Rollout, rollouts
 from tests.calls import object_array, tensors
 from tests.configs import compose as configuration
 from verl_ext import Settings, build
+from verl_ext.checks.dry_run import NO_EFFECT, dry_run
 from verl_ext.checks.judge import judge
-from verl_ext.methods.simple import ROWS
+from verl_ext.methods.simple import SIMPLE_METHODS
+from verl_ext.run_config import RunConfig
 
 PAGE = (Path(__file__).parents[1] / "docs/pages/lists.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -162,15 +165,19 @@ def test_a_list_is_the_plain_loop(title, rollout):
     np.testing.assert_allclose(advantages(title, rollout), wanted, rtol=1e-8, atol=1e-8)
 
 
-NAMES = {row.paper.partition(",")[0]: name for name, row in ROWS.items()}
+NAMES = {method.paper.partition(",")[0]: name for name, method in SIMPLE_METHODS.items()}
 
 
 @pytest.mark.parametrize("title", sorted(LISTS.keys() & NAMES.keys()))
 def test_a_list_that_has_a_name_is_that_estimator(title):
     algorithm, name = LISTS[title], NAMES[title]
-    steps = (step for step in algorithm["compose"]["steps"] if isinstance(step, dict))
-    given = {key: value for step in steps for key, value in step.items() if key in ROWS[name].settings}
-    assert build(name, Settings.parse(algorithm | {name: given})) == build("compose", Settings.parse(algorithm))
+    kind = SIMPLE_METHODS[name].settings
+    names = set() if kind is None else {item.name for item in dataclasses.fields(kind)}
+    section = {}
+    for step in algorithm["compose"]["steps"]:
+        if isinstance(step, dict):
+            section |= {key: value for key, value in step.items() if key in names}
+    assert build(name, Settings.parse(algorithm | {name: section})) == build("compose", Settings.parse(algorithm))
 
 
 @pytest.mark.parametrize("title", LISTS)
@@ -180,8 +187,8 @@ def test_a_list_passes_the_check_of_a_run(title):
     flow = yaml.safe_dump(yaml.safe_load(steps), default_flow_style=True, width=10_000).strip()
     keys = algorithm.get("rewards", {}).get("keys")
     overrides = [f"+algorithm.rewards.keys=[{','.join(keys)}]"] if keys else []
-    verdict = judge(configuration("algorithm.adv_estimator=compose", f"+algorithm.compose.steps={flow}", *overrides))
-    assert verdict.errors == []
+    overrides.append(f"+algorithm.compose.steps={flow}")
+    assert judge(configuration("algorithm.adv_estimator=compose", *overrides)).findings == ()
 
 
 MORE_LISTS = {
@@ -194,15 +201,16 @@ MORE_LISTS = {
 
 @pytest.mark.parametrize("title", MORE_LISTS)
 @pytest.mark.parametrize("count", range(1, 7))
-def test_the_trial_sees_the_effect_of_any_number_of_weights(title, count):
+def test_the_dry_run_sees_the_effect_of_every_step_and_of_any_number_of_weights(title, count):
     steps = [
         step | {"min_values": [0.0] * count} if isinstance(step, dict) and "min_values" in step else step
         for step in MORE_LISTS[title]
     ]
     rewards = {"keys": [f"r{number}" for number in range(count)], "weights": [1.0, 0.5, 2.0, 1.0, 0.7, 0.3][:count]}
     settings = Settings.parse({"compose": {"steps": steps}, "rewards": rewards})
-    messages = [NO_EFFECT] if title == "RVPO" and count > 1 else []
-    assert [*try_out("compose", settings)] == messages
+    run = RunConfig("compose", settings, build("compose", settings), config=None)
+    expected = [NO_EFFECT] if title == "RVPO" and count > 1 else []
+    assert [*dry_run(run)] == expected
 
 
 # Whole numbers of sixteenths, at least two responses to a prompt: float32 is exact, and no group is single.

@@ -12,8 +12,7 @@ from tests.configs import compose
 from tests.facts import NEEDED, says
 from verl_ext.checks.judge import judge
 from verl_ext.conf import store_presets
-from verl_ext.methods.hadw import bases
-from verl_ext.registry import INSTALLED, sections
+from verl_ext.registry import ESTIMATORS, INSTALLED, load, possible_bases, sections
 from verl_ext.run_config import read_settings
 from verl_ext.settings import COMMON, Settings
 
@@ -21,7 +20,7 @@ from verl_ext.settings import COMMON, Settings
 @pytest.mark.parametrize("name", INSTALLED)
 def test_a_preset_holds_the_defaults_of_every_setting(name):
     config = compose(f"+verl_ext={name}")
-    used = {*COMMON, name, *(bases() if name == "hadw" else ())} & sections().keys() - ({*NEEDED} - {name})
+    used = {*COMMON, name, *(possible_bases() if name == "hadw" else ())} & sections().keys() - ({*NEEDED} - {name})
     assert used == sections().keys() & config.algorithm.keys()
     if name in NEEDED:
         assert config.algorithm[name] == dict.fromkeys(NEEDED[name])
@@ -73,9 +72,9 @@ def judged(home, *overrides):
 @pytest.fixture
 def clipping(monkeypatch):
     """A preset of gdpo that sets a clip ratio beside `algorithm`."""
-    beside = {"actor_rollout_ref": {"actor": {"clip_ratio": 0.1}}}
+    gdpo_that_clips = dataclasses.replace(load("gdpo"), preset={"actor_rollout_ref": {"actor": {"clip_ratio": 0.1}}})
     with monkeypatch.context() as patched:
-        patched.setattr("verl_ext.methods.gdpo.PRESET", beside, raising=False)
+        patched.setitem(ESTIMATORS, "gdpo", gdpo_that_clips)
         store_presets(config_store)
         yield
     store_presets(config_store)

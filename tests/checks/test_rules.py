@@ -57,6 +57,8 @@ PENALTY = ("+algorithm.rewards.keys=[format]", "+algorithm.rewards.weights=[-1]"
 SAW = "+algorithm.saw.min_values=[0,0]"
 BY_BATCH = "+algorithm.compose.steps=[divide_by_batch_std,weighted_sum,center]"
 HADW_GD2PO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gd2po")
+BY_MEAN = "+algorithm.compose.steps=[weighted_sum,divide_by_mean,center]"
+NEGATIVE = "+algorithm.rewards.weights=[-2,-1]"
 BATCH_STD = "+algorithm.compose.steps=[weighted_sum,divide_by_batch_std,center]"
 REJECTING = "+algorithm.rollout_correction.rollout_rs=token_k1"
 HOOKS = "+trainer.pre_advantage_hooks={mine:{hook_class:my_package.Mine}}"
@@ -148,6 +150,9 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("filter without an accuracy", (GRPO, FILTER, BETWEEN, BOUNDS), ("rewards.accuracy_key",)),
     ("bounds of grpo", (GRPO, FILTER, BETWEEN, ACC, "+algorithm.rewards.accuracy_between=[5]"), ("accuracy_between",)),
     ("negative weight of maxrl", (MAXRL, KEYS, "+algorithm.rewards.weights=[2,-1]"), ("maxrl", "weights")),
+    ("negative weights of maxrl", (MAXRL, KEYS, NEGATIVE), ("maxrl", "weights")),
+    ("negative weights of a list", (COMPOSE, BY_MEAN, KEYS, NEGATIVE), ("compose", "weights")),
+    ("penalty of a list", (COMPOSE, BY_MEAN, *DAPO), ("compose", "overlong_buffer_cfg.enable=False")),
     ("penalty of maxrl", (MAXRL, *DAPO), ("maxrl", "overlong_buffer_cfg.enable=False")),
     ("bounds without the filter", (*GDPO, BETWEEN, BOUNDS), ("accuracy_between", "filter_groups.enable=True")),
     ("bounds the wrong way round", (*GDPO, "+algorithm.rewards.accuracy_between=[0.9,0.1]"), ("accuracy_between",)),

@@ -49,6 +49,16 @@ class Middle(Step):
         return values - batch.groups.broadcast(batch.groups.mean(values))
 
 
+class Halved(Step):
+    """It says that it needs centered values."""
+
+    name = "halved"
+    needs_centered = True
+
+    def apply(self, values, batch):
+        return values / 2
+
+
 class Broken(Step):
     name = "broken"
 
@@ -108,6 +118,16 @@ class Signs(Step):
 
     def apply(self, values, batch):
         return batch.rewards[:, :1] - 0.5
+
+
+class HalveSecond(Step):
+    """It is written for two rewards: any other number of rewards is an error."""
+
+    name = "halve_second"
+
+    def apply(self, values, batch):
+        first, second = values.T
+        return np.stack([first, second / 2], axis=1)
 
 
 class Infinite(Step):

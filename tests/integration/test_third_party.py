@@ -11,11 +11,13 @@ from tests.facts import a_line_says, says
 ROOT = Path(__file__).parents[2]
 ENTRY_POINTS = """
 [verl_ext.estimators]
-fading = other_estimators
-dgpo = other_estimators
-grpo = other_estimators
-broken = other_broken
-plain = other_plain
+fading = other_estimators:FADING
+dgpo = other_estimators:FADING
+grpo = other_estimators:FADING
+broken = other_broken:BROKEN
+plain = other_plain:PLAIN
+no_object = other_plain
+canceled = other_plain:CANCELED
 """
 MODULE = '''
 """Fading: centered rewards, fading with the number of batches.
@@ -25,7 +27,7 @@ MODULE = '''
 
 from dataclasses import dataclass
 
-from verl_ext import Center, Chain, Step, StepResult, WeightedSum, bounded
+from verl_ext import Center, Method, Step, StepResult, WeightedSum, bounded
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,18 @@ class FadingSettings:
     """Factor per batch."""
 
 
-SECTION = FadingSettings
-
-
-def fading(settings):
+def steps_of(section, settings):
     """Center and fade."""
-    return Chain((WeightedSum(settings.rewards.weights), Center(), Fade(settings.of("fading", FadingSettings).rate)))
+    return WeightedSum(), Center(), Fade(section.rate)
 
 
+FADING = Method("Fading, 2026", "centered rewards that fade", steps_of, FadingSettings, doc=__doc__)
 '''
 PLAIN = """
-from verl_ext import Center, Chain, WeightedSum
+from verl_ext import Center, Method, WeightedSum
 
-def plain(settings):
-    return Chain((WeightedSum(), Center()))
+PLAIN = Method.from_steps("Plain, 2026", "centered rewards", (WeightedSum(), Center()))
+CANCELED = Method.from_steps("Canceled, 2026", "centered twice", (Center(), WeightedSum(), Center()))
 """
 STORY = """
 import logging
@@ -94,10 +94,13 @@ except ConfigurationError as error:
 more = ["actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.use_dynamic_bsz=True"]
 main(["check", "+verl_ext=gdpo", "algorithm.rewards.keys=[acc]", *more])
 main(["check", "algorithm.adv_estimator=broken"])
+main(["check", "algorithm.adv_estimator=no_object"])
+print("CANCELED", main(["check", "algorithm.adv_estimator=canceled", "+algorithm.rewards.keys=[acc]", *more]))
 main(["check", "algorithm.adv_estimator=grpo"])
 main(["doctor"])
 print("DGPO", core_algos.get_adv_estimator_fn("dgpo").func.__module__)
 print("GRPO", core_algos.ADV_ESTIMATOR_REGISTRY["grpo"].__name__)
+main(["show", "fading"])
 main(["show", "fading", "algorithm.fading.rate=0.75"])
 main(["show", "plain"])
 import runpy
@@ -128,11 +131,17 @@ def test_it_is_registered_checked_logged_saved_and_shown(printed):
     assert a_line_says(printed.stdout, "REFUSED", "algorithm.fading.rate", "at most 1", "found 2")
     assert "PRESET {'rate': 0.5}" in printed.stdout
     assert "algorithm.fading.rate=0.75" in printed.stdout
+    assert "A_i = (r_i - mean_g(r)) * rate^t" in printed.stdout
     assert "PAGE True False" in printed.stdout  # our page of settings has our settings
 
 
 def test_one_without_a_docstring_is_shown(printed):
     assert "compose.steps=[weighted_sum,center]" in printed.stdout
+
+
+def test_one_with_a_step_without_effect_is_rejected(printed):
+    assert a_line_says(printed.stdout, "error", "Step 3", "center", "no effect", "Remove center")
+    assert "CANCELED 1" in printed.stdout
 
 
 def test_a_name_of_ours_or_one_that_verl_does_not_look_up_cannot_be_taken(printed):
@@ -147,5 +156,7 @@ def test_a_broken_one_is_named_and_leaves_the_presets_of_the_others(printed):
     assert a_line_says(printed.stdout, "accepted:")
     assert a_line_says(printed.stdout, "rejected:")
     assert a_line_says(printed.stdout, "error", "broken", "on purpose")
+    assert a_line_says(printed.stdout, "error", "'no_object'", "other_plain", "Method", "package.module:OBJECT")
     warned = [line for line in printed.stderr.splitlines() if line.startswith("WARNING:verl_ext")]
-    assert len([line for line in warned if says(line, "'broken'", "on purpose")]) == 1, printed.stderr
+    for facts in (("'broken'", "on purpose"), ("'no_object'", "Method")):
+        assert len([line for line in warned if says(line, *facts)]) == 1, printed.stderr

@@ -2,9 +2,11 @@
 
 import traceback
 from collections.abc import Iterator
+from itertools import takewhile
 
 import numpy as np
 
+from verl_ext.checks.rewards import needs_nonnegative_sum
 from verl_ext.core.batch import SCORE
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.effects import advantages_of, measure, synthetic_batches_for, weights_matter
@@ -27,6 +29,9 @@ def dry_run(run: RunConfig) -> Iterator[Finding]:
     if chain is None or (chain.per_reward and keys is None):  # another rule reports missing keys
         return
     if chain.needs_fields:  # fields of verl's batch, which a synthetic batch lacks
+        return
+    has_negative_weight = any(weight < 0 for weight in run.settings.rewards.weights or ())
+    if has_negative_weight and needs_nonnegative_sum(chain):  # another rule reports such weights
         return
     batches = synthetic_batches_for(chain, keys or (SCORE,))
     try:
@@ -53,6 +58,8 @@ def dry_run(run: RunConfig) -> Iterator[Finding]:
 def _steps_without_effect(run: RunConfig, chain: Chain) -> Iterator[Finding]:
     """Report steps and settings of a list that have no effect."""
     rewards = run.settings.rewards
+    if rewards.rubrics and _rejects_rubrics(chain):  # another rule reports such a step
+        return
     try:
         yield from measure(
             chain.steps,
@@ -63,6 +70,12 @@ def _steps_without_effect(run: RunConfig, chain: Chain) -> Iterator[Finding]:
         # A custom step may be written for the rewards of the run alone, with which it did not fail.
         if all(map(is_built_in, chain.steps)):
             yield _failure(run.name, error)
+
+
+def _rejects_rubrics(chain: Chain) -> bool:
+    """Return whether a step before the sum does not support rubrics."""
+    before_sum = takewhile(lambda step: not step.sums, chain.steps)
+    return any(step.not_with_rubrics for step in before_sum)
 
 
 def _failure(name: str, error: Exception) -> Finding:

@@ -153,7 +153,7 @@ def lost_penalty(run: RunConfig) -> Iterator[Finding]:
 
 def negative_rewards(run: RunConfig) -> Iterator[Finding]:
     """Reject weights or a penalty that may make the sum negative if a step after the sum needs values of at least 0."""
-    if not _needs_nonnegative_sum(run.chain):
+    if not needs_nonnegative_sum(run.chain):
         return
     needs = f"{run.name} needs rewards of at least 0"
     weights = run.settings.rewards.weights or ()
@@ -171,7 +171,7 @@ def negative_rewards(run: RunConfig) -> Iterator[Finding]:
         )
 
 
-def _needs_nonnegative_sum(chain: Chain | None) -> bool:
+def needs_nonnegative_sum(chain: Chain | None) -> bool:
     """Return whether the sum of the rewards reaches a step that needs values of at least 0, such as divide_by_mean."""
     steps = () if chain is None else chain.steps
     after_sum = dropwhile(lambda step: not step.sums, steps)

@@ -5,7 +5,7 @@ and a division by the group's standard deviation removes any factor of the group
 the advantages of two synthetic batches are computed with the whole list, and again without each step, and with each
 setting that is True set to False. If the advantages are the same, the step or the setting has no effect.
 
-Only built-in steps are judged. A custom step such as a clip may rightly do nothing on synthetic data.
+Only built-in steps must have an effect. A custom step such as a clip may rightly do nothing on synthetic data.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _are_same_with(chain: Chain, first: tuple[float, ...], second: tuple[float, 
 
 
 def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = False) -> Iterator[Finding]:
-    """Yield a finding for each built-in step that gets values it cannot process, or that has no effect.
+    """Yield a finding for each step that gets values it cannot process, and each built-in step that has no effect.
 
     There are three synthetic rewards of weight 1, whatever rewards a run has. Raise if the list fails on the batches.
 
@@ -184,38 +184,44 @@ def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = Fal
     keys = [f"reward_{number}" for number in range(REWARDS)]
     batches = synthetic_batches(keys, per_turn=per_turn, rubric=rubric)
     expected = advantages_of(Chain(tuple(steps)), batches)
+    kept: list[Step] = []  # without the steps that have no effect, so that a list can follow all findings at once
     for index, step in enumerate(steps):
         before = steps[:index]
         after = steps[index + 1 :]
-        if not is_built_in(step):
-            continue
         label = f"Step {index + 1} of the list, {step.name},"
         # The result of a custom step that comes later may hide an effect.
         severity: Literal["error", "warning"] = "error" if all(map(is_built_in, after)) else "warning"
         if step.needs_centered and not _are_centered(before, batches):
+            has_center = any(earlier.centers for earlier in before)
+            place = "Move it directly behind center" if has_center else f"Add center directly before {step.name}"
             yield Finding(
                 "error",
                 f"{label} divides values whose mean is not 0 in each group.",
-                f"Move it directly behind center, or remove {step.name}.",
+                f"{place}, or remove {step.name}.",
             )
-        elif not step.sums and _is_same([*before, *after], batches, expected):
+        elif is_built_in(step) and not step.sums and _is_same([*kept, *after], batches, expected):
             yield Finding(
                 severity,
                 f"{label} has no effect: the advantages are the same without it.",
                 f"Remove {step.name}, or move it to another place in the list.",
             )
+            continue
         for setting in _settings_that_are_true(step):
             changed = replace(step, **{setting: False})
-            if _is_same([*before, changed, *after], batches, expected):
+            if _is_same([*kept, changed, *after], batches, expected):
                 yield Finding(
                     severity,
                     f"{label} has {setting}=True, which has no effect: the advantages are the same with "
                     f"{setting}=False.",
                     f"Remove {setting}, or move {step.name} to another place in the list.",
                 )
+        kept.append(step)
 
 
 def _settings_that_are_true(step: Step) -> list[str]:
+    """Return the settings of a built-in step that are True."""
+    if not is_built_in(step):
+        return []
     return [item.name for item in dataclasses.fields(step) if getattr(step, item.name) is True]
 
 

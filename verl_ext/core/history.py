@@ -78,7 +78,7 @@ class WeightByHistory(Anchor, Step):
         capability, new_state, step_size = self._move(state, batch_accuracy)
         # p_g - C for each row; D M of the paper is -sgn(x) (p_g - C)
         gap = batch.prompts.broadcast(batch.prompts.mean(accuracy) - capability)
-        exponent = -np.sign(single(values)) * gap
+        exponent = -np.sign(single(values, self.name)) * gap
         phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(exponent))
         if self.anchor == "soft" and state["value"] is None:
             phi = np.ones_like(phi)

@@ -47,7 +47,7 @@ class LengthPenalty(Step):
         tokens_of_response = np.bincount(batch.turns.response, batch.lengths)
         tokens = tokens_of_response[batch.turns.response]  # [N], equal for the turns of a response
         is_correct = batch.accuracy_for(self.name) > self.above + TOLERANCE  # False before the last turn
-        is_compared = is_correct & (tokens > 0) & ~np.isnan(single(values))
+        is_compared = is_correct & (tokens > 0) & ~np.isnan(single(values, self.name))
         length = np.where(is_compared, tokens, np.nan)
         shortest = np.fmin.reduceat(length[prompts.order], prompts.starts)
         longest = np.fmax.reduceat(length[prompts.order], prompts.starts)
@@ -77,7 +77,7 @@ class Whiten(Step):
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         values, all_centered = zero_constant_groups(values, batch.groups)
-        column = single(values)
+        column = single(values, self.name)
         is_scored = ~np.isnan(column)
         weights = batch.lengths if self.over == "token" else batch.turns.response_weights(is_scored)
         weights = weights[is_scored]
@@ -114,7 +114,7 @@ class Balance(Step):
     """Unit over which the loss averages: `token` or `sequence`."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        is_valid = batch.groups.broadcast(batch.groups.varies(single(values)))
+        is_valid = batch.groups.broadcast(batch.groups.varies(single(values, self.name)))
         units = batch.lengths
         if self.over == "sequence":
             units = batch.outputs
@@ -145,7 +145,7 @@ class WeightByDifficulty(Step):
     """Temperature T of the softmax. A smaller value gives hard prompts more weight."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        row_varies = batch.groups.broadcast(batch.groups.varies(single(values)))
+        row_varies = batch.groups.broadcast(batch.groups.varies(single(values, self.name)))
         is_valid = batch.prompts.sum(row_varies.astype(np.float64)) > 0  # [prompts]
         accuracy = batch.prompts.mean(batch.accuracy_for(self.name))
         valid_accuracy = np.where(accuracy > 0, accuracy, 1.0)[is_valid]  # NaN is not above 0

@@ -176,10 +176,10 @@ class WeightedSum(Step):
         return total
 
 
-def single(values: Array) -> Array:
-    """Return `[N]` the single value of each row."""
+def single(values: Array, step: str) -> Array:
+    """Return `[N]` the single value of each row. `step` is the name of the step that needs it."""
     if values.shape[1] != 1:
         raise ConfigurationError(
-            f"This step takes one value per row, found {values.shape[1]}. Put weighted_sum before this step."
+            f"The step {step!r} takes one value per row, found {values.shape[1]}. Put weighted_sum before {step}."
         )
     return values[:, 0]
