@@ -61,11 +61,7 @@ def _steps_without_effect(run: RunConfig, chain: Chain) -> Iterator[Finding]:
     if rewards.rubrics and _rejects_rubrics(chain):  # another rule reports such a step
         return
     try:
-        yield from measure(
-            chain.steps,
-            per_turn=bool(rewards.per_turn),
-            rubric=bool(rewards.rubrics),
-        )
+        yield from measure(chain.steps, per_turn=bool(rewards.per_turn), rubric=bool(rewards.rubrics))
     except Exception as error:  # noqa: BLE001 - a custom step may raise anything
         # A custom step may be written for the rewards of the run alone, with which it did not fail.
         if all(map(is_built_in, chain.steps)):

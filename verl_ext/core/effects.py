@@ -11,15 +11,16 @@ Only built-in steps must have an effect. A custom step such as a clip may rightl
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
+from verl_ext.core.cancelling import means_are_zero
 from verl_ext.core.chain import Chain, Step, apply_step
-from verl_ext.core.groups import TOLERANCE, Array, Index
+from verl_ext.core.groups import Array, Index
 from verl_ext.core.step_lists import is_built_in
 from verl_ext.core.turns import Turns
 from verl_ext.errors import Finding
@@ -28,11 +29,14 @@ SAME = 1e-4
 """Advantages are the same if they differ by at most this fraction of the largest absolute advantage."""
 GROUP_SIZES = (5, 4, 6, 5, 3, 4, 1)
 """Responses to each prompt of a synthetic batch."""
+PROMPT_OF_RESPONSE = np.repeat(np.arange(len(GROUP_SIZES)), GROUP_SIZES)
 AGREEING = (1, 3)
 """The groups in which all rewards rise together, so that few of their responses conflict even with many rewards."""
 CONSTANT = 5
 """The group in which no reward varies."""
-REWARDS = 3
+FIRST_REWARD_CONSTANT = (0, 4)
+"""The groups in which the first reward does not vary, although other rewards do."""
+NUMBER_OF_REWARDS = 3
 """Number of synthetic rewards with which lists are measured. With one reward many steps have no effect."""
 
 
@@ -42,14 +46,17 @@ def synthetic_batches(
     """Return two batches with everything that a built-in step reacts to.
 
     Groups of uneven size, one of them without variance and one of a single response. Rewards between `minimum` and
-    `minimum + 1`, which conflict in some responses and agree in others, and of which the first varies in half of the
-    groups only. Responses of different length, prompts of different accuracy below 1. With `per_turn`, the first reward
+    `minimum + 1`, which conflict in some responses and agree in others. The first reward varies in fewer groups than
+    the others. Responses of different length, prompts of different accuracy below 1. With `per_turn`, the first reward
     has one number per turn. With `rubric`, the last reward has two criteria whose weights depend on the prompt.
     """
     columns = Columns.of(keys, rubric=rubric)
-    first = _synthetic_batch(np.random.default_rng(0), columns, minimum, per_turn=per_turn)
-    second = _synthetic_batch(np.random.default_rng(1), columns, minimum, per_turn=per_turn)
-    return first, second
+    batches = []
+    for seed in (0, 1):
+        random = np.random.default_rng(seed)
+        rewards = minimum + _synthetic_rewards(random, len(columns.names))
+        batches.append(_synthetic_batch(random, columns, rewards, per_turn=per_turn))
+    return batches[0], batches[1]
 
 
 @dataclass(frozen=True)
@@ -81,19 +88,18 @@ class Columns:
         return None if self.factors is None else self.factors[prompt_of_row]
 
 
-def _synthetic_batch(random: np.random.Generator, columns: Columns, minimum: float, *, per_turn: bool) -> Batch:
-    prompt_of_response = np.repeat(np.arange(len(GROUP_SIZES)), GROUP_SIZES)
-    responses = len(prompt_of_response)
-    rewards = minimum + _synthetic_rewards(random, prompt_of_response, len(columns.names))
-    chance_of_correct = (prompt_of_response + 1) / len(GROUP_SIZES)
+def _synthetic_batch(random: np.random.Generator, columns: Columns, rewards: Array, *, per_turn: bool) -> Batch:
+    """Return a batch of the rewards `[responses, K]`."""
+    responses = len(PROMPT_OF_RESPONSE)
+    chance_of_correct = (PROMPT_OF_RESPONSE + 1) / len(GROUP_SIZES)
     is_correct = random.random(responses) < chance_of_correct
-    first_response_of_prompt = np.unique(prompt_of_response, return_index=True)[1]
+    first_response_of_prompt = np.unique(PROMPT_OF_RESPONSE, return_index=True)[1]
     is_correct[first_response_of_prompt] = False  # `weight_by_focal` removes a prompt without an incorrect response
     turns = Turns.of_counts([1] * responses)
     if per_turn:
         turns = Turns.of_counts(random.integers(1, 4, responses), columns=(0,))
     # From here on each row is a turn. Without `per_turn` it is a response.
-    prompt_of_row = prompt_of_response[turns.response]
+    prompt_of_row = PROMPT_OF_RESPONSE[turns.response]
     rewards = rewards[turns.response]
     if per_turn:
         rewards[:, 0] += random.random(len(rewards))
@@ -112,16 +118,16 @@ def _synthetic_batch(random: np.random.Generator, columns: Columns, minimum: flo
     )
 
 
-def _synthetic_rewards(random: np.random.Generator, prompt_of_response: Index, columns: int) -> Array:
+def _synthetic_rewards(random: np.random.Generator, columns: int) -> Array:
     """Return `[responses, K]` rewards in [0, 1]."""
-    rewards = random.random((len(prompt_of_response), columns))
+    rewards = random.random((len(PROMPT_OF_RESPONSE), columns))
     scale_of_column = np.linspace(0.5, 1.0, columns)
-    quality = random.random((len(prompt_of_response), 1))
+    quality = random.random((len(PROMPT_OF_RESPONSE), 1))
     exponent_of_column = np.linspace(0.5, 2.0, columns)
-    is_agreeing = np.isin(prompt_of_response, AGREEING)
+    is_agreeing = np.isin(PROMPT_OF_RESPONSE, AGREEING)
     rewards[is_agreeing] = scale_of_column * quality[is_agreeing] ** exponent_of_column
-    rewards[prompt_of_response == CONSTANT] = scale_of_column
-    rewards[prompt_of_response % 2 == 0, 0] = 0.5
+    rewards[PROMPT_OF_RESPONSE == CONSTANT] = scale_of_column
+    rewards[np.isin(PROMPT_OF_RESPONSE, FIRST_REWARD_CONSTANT), 0] = 0.5
     return rewards
 
 
@@ -153,26 +159,28 @@ def are_same(first: Array, second: Array) -> bool:
 
 
 def weights_matter(chain: Chain, batches: Sequence[Batch]) -> bool:
-    """Return whether other weights lead to other advantages. A chain without weights ignores none."""
+    """Return whether other weights lead to other advantages. True for a chain without weights."""
     weights = chain.weights
     if weights is None:
         return True
     if len(weights) == 1:
         if weights[0] > 0:  # a division may cancel the only weight, and this is not a mistake
             return True
-        return not _are_same_with(chain, (1.0,), weights, batches)
+        return not _give_same_advantages(chain, [(1.0,), weights], batches)
     favors_first = (1.0, *(0.1,) * (len(weights) - 1))
     favors_last = favors_first[::-1]
-    return not _are_same_with(chain, favors_first, favors_last, batches)
+    return not _give_same_advantages(chain, [favors_first, favors_last], batches)
 
 
-def _are_same_with(chain: Chain, first: tuple[float, ...], second: tuple[float, ...], batches: Sequence[Batch]) -> bool:
+def _give_same_advantages(
+    chain: Chain, first: tuple[float, ...], second: tuple[float, ...], batches: Sequence[Batch]
+) -> bool:
     advantages = [advantages_of(replace(chain, weights=weights), batches) for weights in (first, second)]
     return are_same(advantages[0], advantages[1])
 
 
-def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = False) -> Iterator[Finding]:
-    """Yield a finding for each step that gets values it cannot process, and each built-in step that has no effect.
+def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = False) -> list[Finding]:
+    """Return a finding for each step that gets values it cannot process, and each built-in step that has no effect.
 
     There are three synthetic rewards of weight 1, whatever rewards a run has. Raise if the list fails on the batches.
 
@@ -180,42 +188,54 @@ def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = Fal
     >>> [finding.text for finding in measure([Center(), ScaleByStd(), WeightedSum(), Center()])]
     ['Step 4 of the list, center, has no effect: the advantages are the same without it.']
     """
-    steps = [step.for_rewards(REWARDS) for step in steps]
-    keys = [f"reward_{number}" for number in range(REWARDS)]
+    steps = [step.for_rewards(NUMBER_OF_REWARDS) for step in steps]
+    keys = [f"reward_{number}" for number in range(NUMBER_OF_REWARDS)]
     batches = synthetic_batches(keys, per_turn=per_turn, rubric=rubric)
     expected = advantages_of(Chain(tuple(steps)), batches)
-    kept: list[Step] = []  # without the steps that have no effect, so that a list can follow all findings at once
-    for index, step in enumerate(steps):
+    findings: list[Finding] = []
+    # From the last step to the first. Of two steps of which either one is enough, the later one has no effect.
+    kept: list[Step] = []  # the later steps that have an effect
+    for index in reversed(range(len(steps))):
+        step = steps[index]
         before = steps[:index]
-        after = steps[index + 1 :]
         label = f"Step {index + 1} of the list, {step.name},"
         # The result of a custom step that comes later may hide an effect.
-        severity: Literal["error", "warning"] = "error" if all(map(is_built_in, after)) else "warning"
-        if step.needs_centered and not _are_centered(before, batches):
+        severity: Literal["error", "warning"] = "error" if all(map(is_built_in, kept)) else "warning"
+        has_effect = (
+            not is_built_in(step) or step.sums or not _gives_same_advantages([*before, *kept], batches, expected)
+        )
+        if step.needs_centered and not _give_centered_values(before, batches):
             has_center = any(earlier.centers for earlier in before)
             place = "Move it directly behind center" if has_center else f"Add center directly before {step.name}"
-            yield Finding(
-                "error",
-                f"{label} divides values whose mean is not 0 in each group.",
-                f"{place}, or remove {step.name}.",
+            findings.append(
+                Finding(
+                    "error",
+                    f"{label} divides values whose mean is not 0 in each group.",
+                    f"{place}, or remove {step.name}.",
+                )
             )
-        elif is_built_in(step) and not step.sums and _is_same([*kept, *after], batches, expected):
-            yield Finding(
-                severity,
-                f"{label} has no effect: the advantages are the same without it.",
-                f"Remove {step.name}, or move it to another place in the list.",
+        elif not has_effect:
+            findings.append(
+                Finding(
+                    severity,
+                    f"{label} has no effect: the advantages are the same without it.",
+                    f"Remove {step.name}, or move it to another place in the list.",
+                )
             )
             continue
         for setting in _settings_that_are_true(step):
             changed = replace(step, **{setting: False})
-            if _is_same([*kept, changed, *after], batches, expected):
-                yield Finding(
-                    severity,
-                    f"{label} has {setting}=True, which has no effect: the advantages are the same with "
-                    f"{setting}=False.",
-                    f"Remove {setting}, or move {step.name} to another place in the list.",
+            if _gives_same_advantages([*before, changed, *kept], batches, expected):
+                findings.append(
+                    Finding(
+                        severity,
+                        f"{label} has {setting}=True, which has no effect: the advantages are the same with "
+                        f"{setting}=False.",
+                        f"Remove {setting}, or move {step.name} to another place in the list.",
+                    )
                 )
-        kept.append(step)
+        kept = [step, *kept]
+    return findings[::-1]
 
 
 def _settings_that_are_true(step: Step) -> list[str]:
@@ -225,7 +245,7 @@ def _settings_that_are_true(step: Step) -> list[str]:
     return [item.name for item in dataclasses.fields(step) if getattr(step, item.name) is True]
 
 
-def _is_same(steps: Sequence[Step], batches: Sequence[Batch], expected: Array) -> bool:
+def _gives_same_advantages(steps: Sequence[Step], batches: Sequence[Batch], expected: Array) -> bool:
     """Return whether a changed list gives the expected advantages. A changed list that fails does not."""
     try:
         advantages = advantages_of(Chain(tuple(steps)), batches)
@@ -234,7 +254,7 @@ def _is_same(steps: Sequence[Step], batches: Sequence[Batch], expected: Array) -
     return are_same(advantages, expected)
 
 
-def _are_centered(steps: Sequence[Step], batches: Sequence[Batch]) -> bool:
+def _give_centered_values(steps: Sequence[Step], batches: Sequence[Batch]) -> bool:
     """Return whether the values after the steps have mean 0 in every group of the batches."""
     states = dict(Chain(tuple(steps)).init())
     for batch in batches:
@@ -243,8 +263,6 @@ def _are_centered(steps: Sequence[Step], batches: Sequence[Batch]) -> bool:
             result = apply_step(step, values, batch, states.get(step.name))
             values = result.values
             states[step.name] = result.state
-        mean = batch.groups.mean(values)
-        largest_value = np.fmax.reduce(np.abs(values), axis=None, initial=1.0)
-        if (np.abs(mean) > TOLERANCE * largest_value).any():
+        if not means_are_zero(batch.groups.mean(values), values):
             return False
     return True
