@@ -163,20 +163,13 @@ def weights_matter(chain: Chain, batches: Sequence[Batch]) -> bool:
     weights = chain.weights
     if weights is None:
         return True
-    if len(weights) == 1:
-        if weights[0] > 0:  # a division may cancel the only weight, and this is not a mistake
-            return True
-        return not _give_same_advantages(chain, [(1.0,), weights], batches)
-    favors_first = (1.0, *(0.1,) * (len(weights) - 1))
-    favors_last = favors_first[::-1]
-    return not _give_same_advantages(chain, [favors_first, favors_last], batches)
-
-
-def _give_same_advantages(
-    chain: Chain, first: tuple[float, ...], second: tuple[float, ...], batches: Sequence[Batch]
-) -> bool:
-    advantages = [advantages_of(replace(chain, weights=weights), batches) for weights in (first, second)]
-    return are_same(advantages[0], advantages[1])
+    if len(weights) == 1 and weights[0] > 0:  # a division may cancel the only weight, and this is not a mistake
+        return True
+    first = (1.0, *(0.1,) * (len(weights) - 1))
+    second = weights if len(weights) == 1 else first[::-1]
+    with_first = advantages_of(replace(chain, weights=first), batches)
+    with_second = advantages_of(replace(chain, weights=second), batches)
+    return not are_same(with_first, with_second)
 
 
 def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = False) -> list[Finding]:
@@ -201,9 +194,7 @@ def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = Fal
         label = f"Step {index + 1} of the list, {step.name},"
         # The result of a custom step that comes later may hide an effect.
         severity: Literal["error", "warning"] = "error" if all(map(is_built_in, kept)) else "warning"
-        has_effect = (
-            not is_built_in(step) or step.sums or not _gives_same_advantages([*before, *kept], batches, expected)
-        )
+        must_have_effect = is_built_in(step) and not step.sums
         if step.needs_centered and not _give_centered_values(before, batches):
             has_center = any(earlier.centers for earlier in before)
             place = "Move it directly behind center" if has_center else f"Add center directly before {step.name}"
@@ -214,7 +205,7 @@ def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = Fal
                     f"{place}, or remove {step.name}.",
                 )
             )
-        elif not has_effect:
+        elif must_have_effect and _gives_same_advantages([*before, *kept], batches, expected):
             findings.append(
                 Finding(
                     severity,

@@ -183,7 +183,8 @@ def _differences(variant: Variant, rollouts: Rollouts) -> Iterator[str]:
         )
     if variant.name == COMPOSE:
         for finding in measure(chain.steps):
-            yield f"{finding.text} A run with this list is rejected. {finding.fix}"
+            if finding.severity == "error":
+                yield f"{finding.text} A run with this list is rejected. {finding.fix}"
     if weights is not None and _ignores_weights(variant):
         yield (
             "algorithm.rewards.weights has no effect on this estimator, and verl_ext rejects a run that sets it. Set "
