@@ -8,13 +8,13 @@ import pytest
 from tests.core.columns import apply, column
 from tests.facts import facts
 from verl_ext.core.batch import Batch
+from verl_ext.core.cross_reward import DropConflicts
 from verl_ext.core.history import WeightByHistory
 from verl_ext.core.post_sum import Balance, LengthPenalty, WeightByDifficulty, WeightByFocal, Whiten
 from verl_ext.core.steps import (
     Center,
     DivideByBatchStd,
     DivideByMean,
-    DropConflicts,
     ScaleByMad,
     ScaleByStd,
 )
