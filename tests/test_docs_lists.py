@@ -13,7 +13,6 @@ import torch
 import yaml
 from hypothesis import given
 from omegaconf import OmegaConf
-from verl_ext.checks.trial import NO_EFFECT
 
 from tests import reference
 from tests.batches import Rollout, rollouts
