@@ -101,7 +101,7 @@ WRONG = [
     ),
     (["no.such.module:Step", *SUMMED], ("'no.such.module:Step'", "No module named 'no'", "PYTHONPATH")),
     (["verl_ext.core.steps:Whitten", *SUMMED], ("verl_ext.core.steps", "no attribute 'Whitten'")),
-    (["verl_ext.core.cross_reward:listed", *SUMMED], ("'verl_ext.core.cross_reward:listed'", "verl_ext.Step")),
+    (["verl_ext.core.chain:listed", *SUMMED], ("'verl_ext.core.chain:listed'", "verl_ext.Step")),
     (["verl_ext.core.steps:Center", *SUMMED], ("'center'", "'verl_ext.core.steps:Center'")),
 ]
 
@@ -147,13 +147,20 @@ WITHOUT_EFFECT = [
     (["weighted_sum", "divide_by_batch_std", "center", "whiten"], ("Step 2", "divide_by_batch_std", NO_EFFECT)),
     ([*SUMMED, "balance", "whiten"], ("Step 3", "balance", NO_EFFECT)),
     # The values that a step divides are not centered.
-    (["weighted_sum", "scale_by_std"], ("Step 2", "scale_by_std", NOT_CENTERED, "Add center")),
+    (
+        ["weighted_sum", "scale_by_std"],
+        ("Step 2", "scale_by_std", NOT_CENTERED, "Add center directly before scale_by_std"),
+    ),
     ([*SUMMED, "weight_by_history", "scale_by_std"], ("Step 4", "scale_by_std", NOT_CENTERED)),
     (["center", "drop_conflicts", "scale_by_mad", "weighted_sum"], ("Step 3", "scale_by_mad", NOT_CENTERED)),
     # A step that gets several values per response, but needs one.
     *(
-        ([*before, "weighted_sum", "center"], ("one value per row", "Put weighted_sum before"))
-        for before in (["center", "weight_by_history"], [PENALTY], ["balance"])
+        ([*before, "weighted_sum", "center"], ("one value per row", f"Put weighted_sum before {name}"))
+        for name, before in (
+            ("weight_by_history", ["center", "weight_by_history"]),
+            ("length_penalty", [PENALTY]),
+            ("balance", ["balance"]),
+        )
     ),
 ]
 

@@ -140,7 +140,7 @@ def test_one_without_a_docstring_is_shown(printed):
 
 
 def test_one_with_a_step_without_effect_is_rejected(printed):
-    assert a_line_says(printed.stdout, "error", "Step 3", "center", "no effect", "Remove center")
+    assert a_line_says(printed.stdout, "error", "center", "no effect", "Remove center")
     assert "CANCELED 1" in printed.stdout
 
 
