@@ -16,7 +16,6 @@ from verl_ext.registry import (
     ESTIMATORS,
     INSTALLED,
     RESERVED_NAMES,
-    changed,
     load,
     possible_bases,
     sections,
@@ -85,9 +84,9 @@ def test_a_method_that_cannot_be_loaded_is_an_error_for_its_own_run_only(name, w
 def test_a_method_without_settings_rejects_a_setting(monkeypatch):
     monkeypatch.setitem(ESTIMATORS, "centered", CENTERED)
     with pytest.raises(ConfigurationError, match=facts("algorithm.centered", "'limit'", "no settings", "Remove")):
-        changed(Settings.parse({"centered": {"limit": 1}}))
+        changed_sections(Settings.parse({"centered": {"limit": 1}}))
     for section in (None, {}):
-        assert changed(Settings.parse({"centered": section})) == {}
+        assert changed_sections(Settings.parse({"centered": section})) == {}
     assert "centered" not in sections()
 
 

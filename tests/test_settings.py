@@ -11,7 +11,7 @@ import pytest
 from tests.facts import NEEDED, facts
 from verl_ext.core.batch import Condition
 from verl_ext.errors import ConfigurationError
-from verl_ext.registry import ESTIMATORS, build, changed, sections
+from verl_ext.registry import ESTIMATORS, build, changed_sections, sections
 from verl_ext.settings import RewardsSettings, Settings, VerlExtSettings
 
 SECTIONS = sections()
@@ -67,7 +67,7 @@ def test_defaults_may_be_written_out_or_left_out() -> None:
     written = {name: dataclasses.asdict(kind()) for name, kind in sections.items()}
     for nothing in (written, dict.fromkeys(SECTIONS), {name: {} for name in sections}):
         assert Settings.parse(nothing) == whole
-        assert changed(Settings.parse(nothing)) == {}
+        assert changed_sections(Settings.parse(nothing)) == {}
 
 
 def test_settings_can_be_stored_and_read_again() -> None:
@@ -157,4 +157,4 @@ def test_the_names_of_verl_set_the_same_rewards() -> None:
 def test_a_wrong_setting_is_rejected_by_its_full_name(algorithm: dict[str, Any], words: tuple) -> None:
     """Types and limits are the subject of tests/core/test_schema.py."""
     with pytest.raises(ConfigurationError, match=facts(*words)):
-        changed(Settings.parse(algorithm))
+        changed_sections(Settings.parse(algorithm))

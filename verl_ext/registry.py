@@ -43,7 +43,7 @@ def build(name: str, settings: Settings) -> Chain:
     ['weighted_sum', 'center']
     """
     steps: tuple[Step, ...] = ()
-    for method_name in used(name, settings)[::-1]:  # the base, if there is one, comes first
+    for method_name in method_and_base(name, settings)[::-1]:  # the base, if there is one, comes first
         steps = (*steps, *load(method_name).build(section_of(method_name, settings), settings))
     base_setting = load(name).base
     if base_setting is not None:
@@ -110,7 +110,7 @@ def possible_bases() -> Sequence[str]:
     return bases
 
 
-def used(name: str, settings: Settings) -> tuple[str, ...]:
+def method_and_base(name: str, settings: Settings) -> tuple[str, ...]:
     """Return the method, and the method that it builds on, if any. The settings and rules of both apply."""
     base_setting = load(name).base
     if base_setting is None:
@@ -129,36 +129,36 @@ def sections() -> dict[str, type[Any]]:
     return kinds
 
 
-def defaults(kind: type[T]) -> T | None:
+def default_section(kind: type[T]) -> T | None:
     """Return a section in which nothing is set, or None if a setting of the section has no default."""
     with suppress(ConfigurationError):
         return parse_dataclass(kind, None, kind.__name__)
     return None
 
 
-def changed(settings: Settings) -> dict[str, Any]:
+def changed_sections(settings: Settings) -> dict[str, Any]:
     """Return the sections of methods in which a setting differs from its default. Raise if a section is wrong."""
     sections = {}
     for name in ESTIMATORS:
         if name not in settings.given:
             continue
         section = section_of(name, settings)
-        if section is not None and section != defaults(type(section)):
+        if section is not None and section != default_section(type(section)):
             sections[name] = section
     return sections
 
 
-def entries() -> tuple[str, ...]:
+def entries_read() -> tuple[str, ...]:
     """Return the entries of `algorithm` that this package reads."""
     return (*COMMON, *ESTIMATORS, *VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward")
 
 
-def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[Finding]:
+def misspelled_settings(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[Finding]:
     """Report each unknown entry of `algorithm` that resembles a setting of verl_ext; `known` are the entries of verl.
 
     The finding is a warning if the name may belong to another package.
 
-    >>> [finding.severity for finding in misspelt(["gdop", "lr"])]
+    >>> [finding.severity for finding in misspelled_settings(["gdop", "lr"])]
     ['error']
     """
     kinds = sections()

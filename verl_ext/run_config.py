@@ -14,7 +14,7 @@ from verl_ext.conf import PRESET_NAMES
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, reading
 from verl_ext.names import is_anothers, is_ours
-from verl_ext.registry import defaults, entries, sections, used
+from verl_ext.registry import default_section, entries_read, method_and_base, sections
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, COMMON, VERL_NAMES, Settings, entries_set
 
 ACTOR = "actor_rollout_ref.actor"
@@ -75,7 +75,7 @@ class RunConfig:
     @property
     def used(self) -> tuple[str, ...]:
         """The estimators whose settings and rules apply."""
-        return used(self.name, self.settings) if self.computes else ()
+        return method_and_base(self.name, self.settings) if self.computes else ()
 
     def select(self, path: str) -> Any:
         """Return an entry of the configuration, or None."""
@@ -86,7 +86,7 @@ def set_in(config: Any) -> Iterator[str]:
     """Yield the names of verl_ext's sections in a configuration that are readable and differ from their defaults."""
     for name, kind in sections().items():
         with suppress(ConfigurationError), reading(name, ConfigurationError):
-            if Settings.parse({name: resolved(config.get(name))}).of(name, kind) != defaults(kind):
+            if Settings.parse({name: resolved(config.get(name))}).of(name, kind) != default_section(kind):
                 yield name
 
 
@@ -109,7 +109,7 @@ def require_unchanged(config: Any, name: str, settings: Settings, *, computes: b
     Without `computes` the run uses an estimator of verl, which reads verl's settings again in every step. In that case
     only the settings of verl_ext are compared.
     """
-    compared = entries() if computes else (*COMMON, *VERL_NAMES.values())
+    compared = entries_read() if computes else (*COMMON, *VERL_NAMES.values())
     now, before = entries_set(_entries_of(config)), settings.given
     found = [*_differences(name, estimator_name(config), "algorithm.adv_estimator")]
     for entry in compared:
@@ -135,7 +135,7 @@ def _entries_of(config: Any) -> dict[str, Any]:
     """Read verl_ext's entries of `algorithm` as plain data."""
     algorithm = {}
     present = {*config.algorithm}  # OmegaConf is slow at looking up a missing entry
-    for name in entries():
+    for name in entries_read():
         if name in present and not is_anothers(name):  # otherwise another package reads the section
             with reading(f"algorithm.{name}", ConfigurationError):
                 algorithm[name] = resolved(config.algorithm.get(name))

@@ -105,7 +105,7 @@ def test_the_weight_of_a_column_is_that_of_its_component():
     assert batch.weights.tolist() == [1, 1]  # unchanged
 
 
-RUBRIC_KEYS = {"keys": ("right", "rubric[0]", "rubric[1]"), "column_keys": ("right", "rubric", "rubric")}
+RUBRIC_KEYS = {"keys": ("right", "rubric[0]", "rubric[1]"), "reward_of_column": ("right", "rubric", "rubric")}
 
 
 def test_the_weight_of_a_criterion_is_that_of_its_rubric_times_its_weight_within_the_rubric():
@@ -116,7 +116,7 @@ def test_the_weight_of_a_criterion_is_that_of_its_rubric_times_its_weight_within
     assert batch.weights.tolist() == [of_p, of_q, of_p]
     assert batch.group_weights.tolist() == [of_p, of_q]
     assert batch.rubric_weights.tolist() == factors.tolist()
-    assert batch.by_key().weights.tolist() == [3, 2]
+    assert batch.by_reward().weights.tolist() == [3, 2]
 
 
 def test_criteria_with_the_same_weights_for_every_prompt_have_one_row_of_weights():

@@ -75,7 +75,7 @@ def test_the_weights_of_a_chain_replace_those_of_the_batch():
     assert Chain(steps)(batch).advantages.tolist() == [0, 0]
     assert Chain(steps)(weighted_batch).advantages.tolist() == [2, -2]
     assert Chain(steps, (1.0, 3.0))(weighted_batch).advantages.tolist() == [-1, 1]
-    assert batch.component_weights.tolist() == [1, 1]
+    assert batch.reward_weights.tolist() == [1, 1]
     with pytest.raises(ConfigurationError, match=facts("3 weights", "2 rewards 'a', 'b'", "one weight per reward")):
         Chain(steps, (1.0, 1.0, 1.0))(batch)
 

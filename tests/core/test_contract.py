@@ -82,7 +82,7 @@ def test_values_are_float64_and_nan_where_nothing_is_scored_and_metrics_are_fini
 def test_inputs_are_not_changed(step, columns, rollout, weights):
     batch = rollout.batch().with_weights(weights)
     values = values_of(step, columns, batch)
-    watched = [values, batch.rewards, batch.lengths, batch.accuracy, batch.component_weights]
+    watched = [values, batch.rewards, batch.lengths, batch.accuracy, batch.reward_weights]
     before = [array.copy() for array in watched]
     for array in watched:
         array.setflags(write=False)

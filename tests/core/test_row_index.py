@@ -6,7 +6,8 @@ import torch
 
 from tests.facts import facts
 from verl_ext.core.groups import Groups
-from verl_ext.core.row_index import RowIndex, broadcast, float_mask, scores
+from verl_ext.core.row_index import RowIndex
+from verl_ext.core.token_tensors import float_mask, scores, write_over_mask
 from verl_ext.errors import DataError
 
 NAN, INF = math.nan, math.inf
@@ -76,7 +77,7 @@ def test_an_advantage_is_broadcast_over_the_tokens_that_count(kind, dtype):
     per_row = np.append(draw.normal(size=61), [0.0, 6e4, -6e4])
     mask = torch.from_numpy(draw.random((64, 37)) < 0.5)
     mask[0], mask[1] = True, False
-    found = broadcast(per_row, float_mask(mask.to(kind), dtype))
+    found = write_over_mask(per_row, float_mask(mask.to(kind), dtype))
     assert found.dtype == dtype
     column = torch.from_numpy(per_row).to(dtype)
     assert torch.equal(found, torch.where(mask, column[:, None], torch.zeros((), dtype=dtype)))
@@ -115,9 +116,9 @@ def test_an_infinite_score_does_not_hide_behind_another(seen, score):
 def test_an_advantage_may_be_as_large_as_its_type_allows(dtype):
     largest, mask = float(torch.finfo(dtype).max), torch.ones(2, 1, dtype=dtype)
     for value in (largest, -largest):
-        assert broadcast(np.array([value, 1.0]), mask.clone()).tolist() == [[value], [1.0]]
+        assert write_over_mask(np.array([value, 1.0]), mask.clone()).tolist() == [[value], [1.0]]
     with pytest.raises(DataError, match=facts(f"{-largest * 1.001:g}", dtype, "algorithm.rewards.weights")):
-        broadcast(np.array([1.0, -largest * 1.001]), mask)
+        write_over_mask(np.array([1.0, -largest * 1.001]), mask)
 
 
 def test_a_mask_is_copied_on_its_device():

@@ -87,8 +87,8 @@ SUMS = [-3 / 16, 8 / 16, 1.0, NAN, 0.25]
 def test_signs_count_and_what_is_not_scored_does_not():
     of = batch(UIDS, [0.0] * 5, TEXTS)
     assert of.keys == ("right", "rubric[0]", "rubric[1]", "rubric[2]")
-    assert of.column_keys == ("right", "rubric", "rubric", "rubric")
-    np.testing.assert_array_equal(of.by_key().returns[:, 1], SUMS)
+    assert of.reward_of_column == ("right", "rubric", "rubric", "rubric")
+    np.testing.assert_array_equal(of.by_reward().returns[:, 1], SUMS)
     np.testing.assert_array_equal(of.with_weights([1.0, 2.0]).weights[0], [1.0, 10 / 16, 6 / 16, -1.0])
     alone = Batch.of(labels=UIDS, **to_columns(["rubric"], [Criteria.of("rubric", UIDS, TEXTS)]))
     found = build("drgrpo", Settings())(alone).advantages

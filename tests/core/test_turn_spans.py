@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.core.row_index import RowIndex, broadcast
+from verl_ext.core.row_index import RowIndex
+from verl_ext.core.token_tensors import write_over_mask
 from verl_ext.core.turn_spans import TurnSpans
 
 WIDTH = 9
@@ -45,7 +46,7 @@ def test_turns_are_the_runs_of_ones_and_outputs_of_a_session_follow_one_another(
     spans = TurnSpans.of(mask, rows)
     per_turn = np.arange(1.0, len(spans.span_of_turn) + 1)
     values, lengths = spans.span_values(per_turn, mask.numel())
-    per_token = broadcast(values, mask.double(), lengths)
+    per_token = write_over_mask(values, mask.double(), lengths)
 
     sessions = list(dict.fromkeys(key.rpartition("_")[0] for key in keys if not key.startswith("pad")))
     trajectory_of_turn, tokens, outputs = [], [], []
@@ -88,4 +89,4 @@ def test_a_batch_without_tokens_has_one_turn_per_trajectory():
     assert spans.trajectory_of_turn.tolist() == [0, 1]
     assert spans.tokens(mask).tolist() == [0, 0]
     values, lengths = spans.span_values(np.array([1.0, 2.0]), mask.numel())
-    assert not broadcast(values, mask.clone(), lengths).any()
+    assert not write_over_mask(values, mask.clone(), lengths).any()

@@ -28,7 +28,7 @@ def test_the_setting_has_the_effect_of_the_weights_of_the_batch(name, config, ro
     with_batch_weights = chain(batch.with_weights(KEYS["rewards"]["weights"]), state)
     np.testing.assert_array_equal(with_setting.advantages, with_batch_weights.advantages)
     assert with_setting.metrics == with_batch_weights.metrics
-    assert batch.component_weights.tolist() == [1, 1]
+    assert batch.reward_weights.tolist() == [1, 1]
 
 
 def test_the_weights_of_a_direct_call():

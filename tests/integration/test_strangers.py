@@ -31,7 +31,7 @@ from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.integration.advantage import is_ours
 from verl_ext.integration.trainer import WithEstimators, start
 from verl_ext.names import owner
-from verl_ext.registry import INSTALLED, entries
+from verl_ext.registry import INSTALLED, entries_read
 from verl_ext.run_config import select, set_in
 from verl_ext.settings import RewardsSettings
 
@@ -258,7 +258,7 @@ NAMES = st.one_of(
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-5, 5), st.floats(-2, 2), st.sampled_from(["", "linear", "${nothing}", "???"])
 )
-WORDS = [*entries(), *(field.name for field in fields(RewardsSettings)), "rewrds", "gdop", "keyz", "steps"]
+WORDS = [*entries_read(), *(field.name for field in fields(RewardsSettings)), "rewrds", "gdop", "keyz", "steps"]
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=3),

@@ -31,7 +31,7 @@ from verl_ext.checks.rewards import dropped, known_components, mains_of_file
 from verl_ext.checks.try_reward import try_reward
 from verl_ext.errors import ConfigurationError, Finding, VerlExtError, nearest, reading
 from verl_ext.files import say
-from verl_ext.registry import entries
+from verl_ext.registry import entries_read
 from verl_ext.run_config import FUNCTION, RunConfig, select
 
 VERL = "verl.trainer.config"
@@ -168,7 +168,7 @@ def _without_plus(path: str, overrides: Sequence[str], name: str) -> Configurati
     """Return the error for a setting that Hydra cannot override, because the configuration does not have it."""
     given = next((text for text in overrides if text.startswith(f"{path}=")), f"{path}=VALUE")
     fix = f"Set '++{given}'"
-    if path.startswith(tuple(f"algorithm.{section}" for section in entries())):
+    if path.startswith(tuple(f"algorithm.{section}" for section in entries_read())):
         fix += ", or select an estimator by its preset, which adds these settings, for example +verl_ext=gdpo"
     return ConfigurationError(
         f"{path} cannot be set without a plus sign, because the configuration {name} has no such setting. {fix}."
@@ -184,7 +184,7 @@ def _unknown_settings(pattern: str, texts: Iterable[str], name: str) -> Iterator
 
     for plus, section, setting in re.findall(pattern, "\n".join(texts), re.M):
         known = select(hydra.compose(name), section) or ()
-        if section.removeprefix("algorithm.") in entries() or (plus and not known):
+        if section.removeprefix("algorithm.") in entries_read() or (plus and not known):
             continue
         files = (file for kind in ("py", "yaml") for file in Path(verl.__file__).parent.rglob(f"*.{kind}"))
         if not any(re.search(rf"\b{setting}\b", file.read_text("utf-8")) for file in files):

@@ -10,7 +10,7 @@ from verl_ext.checks import rules
 from verl_ext.checks.describe import describe
 from verl_ext.checks.rewards import dropped
 from verl_ext.errors import ConfigurationError, Finding
-from verl_ext.registry import build, changed
+from verl_ext.registry import build, changed_sections
 from verl_ext.run_config import RunConfig, estimator_name, read_settings
 from verl_ext.settings import Settings
 
@@ -79,7 +79,7 @@ def judge(config: Any, *, thorough: bool = True) -> Verdict:
     findings: list[Finding] = []
     try:
         run = replace(run, settings=read_settings(run.config))
-        changed(run.settings)
+        changed_sections(run.settings)
         judging += more
         run = replace(run, chain=build(run.name, run.settings) if run.computes else None)
     except ConfigurationError as error:

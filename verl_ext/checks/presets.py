@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from verl_ext.conf import PRESET_NAMES, PRESETS
 from verl_ext.errors import Finding
 from verl_ext.names import owner
-from verl_ext.registry import INSTALLED, changed, load
+from verl_ext.registry import INSTALLED, changed_sections, load
 from verl_ext.run_config import RunConfig
 
 
@@ -47,7 +47,7 @@ def other_estimator(run: RunConfig, name: str) -> str:
         return f"use the preset {name} instead of {' and '.join(presets)}"
     else:
         chosen, replaced = f"set algorithm.adv_estimator={name}", run.used
-    unused = [f" and remove algorithm.{section}" for section in replaced if section in changed(run.settings)]
+    unused = [f" and remove algorithm.{section}" for section in replaced if section in changed_sections(run.settings)]
     return chosen + "".join(unused)
 
 

@@ -29,7 +29,15 @@ from verl_ext.conf import PRESETS
 from verl_ext.errors import Finding, listed, nearest
 from verl_ext.methods.drgrpo import DrgrpoSettings
 from verl_ext.names import is_verls, registered
-from verl_ext.registry import ENTRY_POINT_GROUP, ENTRY_POINTS, INSTALLED, RESERVED_NAMES, changed, load, misspelt
+from verl_ext.registry import (
+    ENTRY_POINT_GROUP,
+    ENTRY_POINTS,
+    INSTALLED,
+    RESERVED_NAMES,
+    changed_sections,
+    load,
+    misspelled_settings,
+)
 from verl_ext.run_config import ACTOR, FILTER, FUNCTION, RunConfig, set_in
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
@@ -118,7 +126,7 @@ def unread(run: RunConfig) -> Iterator[Finding]:
     """Report settings that are not read: misspelled, at the top level, or without the switch that verl needs."""
     from verl.trainer.config import AlgoConfig
 
-    yield from misspelt(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)})
+    yield from misspelled_settings(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)})
     for key in set_in(run.config):
         yield Finding(
             "error",
@@ -245,7 +253,7 @@ def experimental(run: RunConfig) -> Iterator[Finding]:
 
 def without_effect(run: RunConfig) -> Iterator[Finding]:
     """Report settings that the estimator in force does not read."""
-    for section in sorted(changed(run.settings).keys() - {*run.used}):
+    for section in sorted(changed_sections(run.settings).keys() - {*run.used}):
         yield Finding(
             "warning",
             f"algorithm.{section} is set, but algorithm.adv_estimator={run.name} does not use it.",

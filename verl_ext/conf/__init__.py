@@ -56,7 +56,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def preset(name: str) -> dict[str, Any]:
     """Return the preset of an estimator: its settings, those of the methods on which it can build, and its `preset`."""
-    from verl_ext.registry import defaults, load, possible_bases, sections
+    from verl_ext.registry import default_section, load, possible_bases, sections
     from verl_ext.settings import COMMON
 
     method = load(name)
@@ -66,7 +66,7 @@ def preset(name: str) -> dict[str, Any]:
     algorithm: dict[str, Any] = {"adv_estimator": name}
     for section, kind in sections().items():
         # A section that must be set cannot be listed with defaults, except for the section of the estimator itself.
-        if section == name or (section in others and defaults(kind) is not None):
+        if section == name or (section in others and default_section(kind) is not None):
             algorithm[section] = _default_values(kind)
     return {"algorithm": algorithm, PRESET_NAMES: {name: True}, **method.preset}
 

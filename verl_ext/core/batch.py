@@ -57,17 +57,17 @@ class Batch:
     """
 
     raw: Array
-    """`[N, K]` the components as the reward function returned them. Read-only."""
+    """`[N, K]` the rewards as the reward function returned them. Read-only."""
     rewards: Array
-    """`[N, K]` the components after the conditions. Read-only."""
+    """`[N, K]` the rewards after the conditions. Read-only."""
     returns: Array
     """`[N, K]` the input of the first step: the rewards, or with per-turn rewards the returns. Read-only."""
     keys: tuple[str, ...]
-    """`K` names of the columns: the components, and `rubric[0]`, `rubric[1]`, ... for the criteria of a rubric."""
-    column_keys: tuple[str, ...]
-    """`K` the component of each column, for example `rubric` for `rubric[0]`."""
-    component_weights: Array
-    """One weight per component: `algorithm.rewards.weights`, or 1 each."""
+    """`K` names of the columns: the rewards, and `rubric[0]`, `rubric[1]`, ... for the criteria of a rubric."""
+    reward_of_column: tuple[str, ...]
+    """`K` the reward of each column, for example `rubric` for `rubric[0]`."""
+    reward_weights: Array
+    """One weight per reward: `algorithm.rewards.weights`, or 1 each."""
     factors: Array | None
     """`[N, K]` the weight of each criterion within its rubric, and 1 for other columns; equal within a prompt. None:
     there is no rubric."""
@@ -120,26 +120,26 @@ class Batch:
         return np.where(is_per_turn, at_first_turn, at_last_turn)
 
     def with_weights(self, weights: Sequence[float]) -> Batch:
-        """Return the batch with one weight per component, in the order of `components`."""
-        if len(weights) != len(self.components):
+        """Return the batch with one weight per reward, in the order of `reward_names`."""
+        if len(weights) != len(self.reward_names):
             raise ConfigurationError(
-                f"There are {len(weights)} weights for the {len(self.components)} rewards {listed(self.components)}. "
-                "Set one weight per reward."
+                f"There are {len(weights)} weights for the rewards {listed(self.reward_names)}. Set one weight per "
+                "reward."
             )
-        return replace(self, component_weights=np.array(weights, dtype=np.float64))
+        return replace(self, reward_weights=np.array(weights, dtype=np.float64))
 
     @property
-    def components(self) -> tuple[str, ...]:
-        """The names of the components."""
-        return tuple(dict.fromkeys(self.column_keys))
+    def reward_names(self) -> tuple[str, ...]:
+        """The names of the rewards, in the order of their columns."""
+        return tuple(dict.fromkeys(self.reward_of_column))
 
     @cached_property
     def weights(self) -> Array:
-        """The weight of each column: the component's weight times the column's `rubric_weights`.
+        """The weight of each column: the reward's weight times the column's `rubric_weights`.
 
         The shape is `[K]`, or `[N, K]` if the criteria of a rubric differ between prompts. Both broadcast to `[N, K]`.
         """
-        return self._component_weight_of_column * self.rubric_weights
+        return self._reward_weight_of_column * self.rubric_weights
 
     @cached_property
     def group_weights(self) -> Array:
@@ -162,20 +162,20 @@ class Batch:
         return factors[0] if all_rows_equal else factors
 
     @property
-    def _component_weight_of_column(self) -> Array:
-        """`[K]` the weight of each column's component."""
-        weight_of = dict(zip(self.components, self.component_weights.tolist(), strict=True))
-        return np.array([weight_of[key] for key in self.column_keys])
+    def _reward_weight_of_column(self) -> Array:
+        """`[K]` the weight of each column's reward."""
+        weight_of = dict(zip(self.reward_names, self.reward_weights.tolist(), strict=True))
+        return np.array([weight_of[key] for key in self.reward_of_column])
 
-    def by_key(self) -> Batch:
-        """Return the batch with one column per component. A rubric becomes the weighted sum of its criteria."""
+    def by_reward(self) -> Batch:
+        """Return the batch with one column per reward. A rubric becomes the weighted sum of its criteria."""
         factors = self.factors
         if factors is None:
             return self
 
         def rubric_totals(values: Array) -> Array:
-            scored_columns = self.key_sums(np.where(np.isnan(values), 0.0, 1.0))
-            totals = self.key_sums(np.nan_to_num(values) * factors)
+            scored_columns = self.reward_sums(np.where(np.isnan(values), 0.0, 1.0))
+            totals = self.reward_sums(np.nan_to_num(values) * factors)
             return np.where(scored_columns == 0, np.nan, totals)
 
         return replace(
@@ -183,17 +183,17 @@ class Batch:
             raw=rubric_totals(self.raw),
             rewards=rubric_totals(self.rewards),
             returns=rubric_totals(self.returns),
-            keys=self.components,
-            column_keys=self.components,
+            keys=self.reward_names,
+            reward_of_column=self.reward_names,
             factors=None,
         )
 
-    def key_sums(self, values: Array) -> Array:
-        """Sum the columns of each rubric: `[N, K] -> [N, components]`."""
+    def reward_sums(self, values: Array) -> Array:
+        """Sum the columns of each rubric: `[N, K] -> [N, rewards]`."""
         if self.factors is None:
             return values
-        column_keys = np.array(self.column_keys)
-        sums = [values[:, column_keys == key].sum(axis=1) for key in self.components]
+        reward_of_column = np.array(self.reward_of_column)
+        sums = [values[:, reward_of_column == key].sum(axis=1) for key in self.reward_names]
         return np.stack(sums, axis=1)
 
     @classmethod
@@ -205,7 +205,7 @@ class Batch:
         prompts: Groups | None = None,
         turns: Turns | None = None,
         keys: Sequence[str] = (SCORE,),
-        column_keys: Sequence[str] | None = None,
+        reward_of_column: Sequence[str] | None = None,
         factors: Array | None = None,
         conditions: Mapping[str, Condition] | None = None,
         lengths: Counts | None = None,
@@ -218,7 +218,7 @@ class Batch:
 
         `labels` are the prompts' uids. Pass `prompts` if the rows are already grouped. With `turns`, each turn is one
         row, and the values of a response are repeated for each of its turns. `lengths`, the number of tokens in the
-        loss, and `outputs` default to 1 each. Each component has weight 1; `with_weights` changes that.
+        loss, and `outputs` default to 1 each. Each reward has weight 1; `with_weights` changes that.
         """
         size = len(labels)
         conditions = conditions or {}
@@ -229,10 +229,10 @@ class Batch:
             prompts = Groups.of(labels)
         if turns is None:
             turns = Turns(np.zeros(size, dtype=np.intp))
-        column_keys = tuple(column_keys or keys)
+        reward_of_column = tuple(reward_of_column or keys)
         _require_length("prompts", len(prompts.ids), "rows", size)
         _require_length("turns", len(turns.number), "rows", size)
-        _require_length("column_keys", len(column_keys), "columns", len(keys))
+        _require_length("reward_of_column", len(reward_of_column), "columns", len(keys))
         groups = prompts
         if not turns.last.all():
             prompt_and_turn = zip(prompts.ids.tolist(), turns.number.tolist(), strict=True)
@@ -245,8 +245,8 @@ class Batch:
             rewards=conditioned,
             returns=returns,
             keys=tuple(keys),
-            column_keys=column_keys,
-            component_weights=np.ones(len({*column_keys})),
+            reward_of_column=reward_of_column,
+            reward_weights=np.ones(len({*reward_of_column})),
             factors=_factors(factors, conditioned.shape),
             conditions=conditions,
             groups=groups,
@@ -276,7 +276,7 @@ def _apply_conditions(raw: Array, keys: Sequence[str], conditions: Mapping[str, 
 
 
 def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable]) -> None:
-    """Raise for an infinite or huge reward, naming its component and label. NaN is allowed and means "not scored"."""
+    """Raise for an infinite or huge reward, naming the reward and the label. NaN is allowed and means "not scored"."""
     broken = np.abs(matrix) > LARGEST_REWARD
     if broken.any():
         row, column = np.argwhere(broken)[0]

@@ -257,7 +257,7 @@ def apply_step(step: Step, values: Array, batch: Batch, state: Any) -> StepResul
     """Apply one step of a chain. Raise if the step does not fit the batch or returns a wrong shape."""
     rows, columns = values.shape
     if step.not_with_rubrics and batch.factors is not None and columns > 1:
-        rubrics = {key for key, name in zip(batch.column_keys, batch.keys, strict=True) if key != name}
+        rubrics = {key for key, name in zip(batch.reward_of_column, batch.keys, strict=True) if key != name}
         raise ConfigurationError(
             f"The step {step.name!r} does not support rubrics, because {step.not_with_rubrics}. Use an "
             f"estimator without this step, or remove {listed(rubrics)} from algorithm.rewards.keys and "

@@ -110,7 +110,7 @@ def _synthetic_batch(random: np.random.Generator, columns: Columns, rewards: Arr
         prompt_of_row.tolist(),
         turns=turns,
         keys=columns.names,
-        column_keys=columns.keys,
+        reward_of_column=columns.keys,
         factors=columns.factors_of(prompt_of_row),
         lengths=lengths.astype(np.float64),
         outputs=is_first_turn.astype(np.float64),

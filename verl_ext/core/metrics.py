@@ -72,7 +72,7 @@ def reward_metrics(batch: Batch) -> Metrics:
     if not len(batch.returns):
         return {}
     metrics = _rubric_metrics(batch)
-    batch = batch.by_key()  # from here on one column per reward
+    batch = batch.by_reward()  # from here on one column per reward
     turns = batch.turns
     zero_variance_fractions = 1.0 - batch.groups.varies(batch.returns).mean(axis=0)  # [K]
     raw_returns = turns.returns(batch.raw) if batch.conditions else batch.returns
@@ -103,10 +103,10 @@ def _rubric_metrics(batch: Batch) -> Metrics:
     varies = batch.groups.varies(batch.returns)  # [G, K]
     first_rows = batch.groups.order[batch.groups.starts]  # [G]: the factors are equal within a group
     has_weight = batch.factors[first_rows] != 0  # [G, K]
-    column_keys = np.array(batch.column_keys)
-    is_criterion = column_keys != np.array(batch.keys)  # the column of a plain reward is named after the reward
-    for key in dict.fromkeys(column_keys[is_criterion].tolist()):
-        criteria = has_weight & (column_keys == key)  # [G, K]
+    reward_of_column = np.array(batch.reward_of_column)
+    is_criterion = reward_of_column != np.array(batch.keys)  # the column of a plain reward is named after the reward
+    for key in dict.fromkeys(reward_of_column[is_criterion].tolist()):
+        criteria = has_weight & (reward_of_column == key)  # [G, K]
         name = f"reward/{metric_name(key)}"
         metrics[f"{name}/criteria"] = float(criteria.sum(axis=1).mean())
         metrics[f"{name}/varying_criteria_fraction"] = float(varies[criteria].mean())

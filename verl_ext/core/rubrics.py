@@ -51,13 +51,13 @@ array([0.625, 0.   , 0.25 , 0.75 ])
 
 `to_columns` puts the criteria next to the other rewards, each of which is one column with the factor 1. Steps before
 the sum of the rewards treat each column as a reward of its own. The weight of a column in this sum is its factor times
-the weight in `algorithm.rewards.weights`, which has one entry for `correct` and one for `rubric`; `column_keys` says
-which entry that is.
+the weight in `algorithm.rewards.weights`, which has one entry for `correct` and one for `rubric`. `reward_of_column`
+says which entry that is.
 
 >>> arguments = to_columns(["correct", "rubric"], [np.array([1.0, 0.0, 0.0, 1.0]), criteria])
 >>> arguments["keys"]
 ['correct', 'rubric[0]', 'rubric[1]', 'rubric[2]']
->>> arguments["column_keys"]
+>>> arguments["reward_of_column"]
 ['correct', 'rubric', 'rubric', 'rubric']
 >>> arguments["rewards"][0], arguments["factors"][0]
 (array([1. , 1. , 0.5, 0. ]), array([ 1.  ,  0.5 ,  0.25, -0.25]))
@@ -222,7 +222,7 @@ def to_columns(keys: Sequence[str], rewards: Sequence[Array | Criteria]) -> dict
     ['correct', 'rubric[0]', 'rubric[1]']
     """
     columns: list[str] = []
-    column_keys: list[str] = []
+    reward_of_column: list[str] = []
     values: list[Array] = []
     factors: list[Array] = []
     for key, reward in zip(keys, rewards, strict=True):
@@ -235,13 +235,13 @@ def to_columns(keys: Sequence[str], rewards: Sequence[Array | Criteria]) -> dict
             values.append(reward)
             factors.append(np.ones(len(reward)))
         columns += names
-        column_keys += [key] * len(names)
+        reward_of_column += [key] * len(names)
     _check_unique(keys, columns)
     has_rubric = any(isinstance(reward, Criteria) for reward in rewards)
     return {
         "rewards": np.column_stack(values),
         "keys": columns,
-        "column_keys": column_keys,
+        "reward_of_column": reward_of_column,
         "factors": np.column_stack(factors) if has_rubric else None,
     }
 

@@ -141,7 +141,7 @@ class ScaleByMad(ScaleByStd):
 class WeightedSum(Step):
     """Sum the weighted rewards, `sum_k w_k x_k`, and add the KL term of the reward if the batch has one.
 
-    Edge cases: a component that is not scored contributes 0. A row without a scored component is not scored. If the
+    Edge cases: a reward that is not scored contributes 0. A row without a scored reward is not scored. If the
     rewards of a group cancel (see `verl_ext.core.cancelling`), the sum is exactly 0.
     """
 
@@ -161,7 +161,7 @@ class WeightedSum(Step):
         return kl_reward
 
     def contributions(self, values: Array, batch: Batch) -> Array:
-        return batch.key_sums(np.where(np.isnan(values), 0.0, values * batch.weights))
+        return batch.reward_sums(np.where(np.isnan(values), 0.0, values * batch.weights))
 
     def _sum_of_rewards(self, values: Array, batch: Batch) -> Array:
         """Return `[N]` the weighted sums, exactly 0 where the rewards of a group cancel."""

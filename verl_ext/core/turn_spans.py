@@ -4,7 +4,7 @@ A turn is a span of ones in the mask. In this example the session `p_0` has one 
 tool is between them. The session `q_0` has two rows, and the batch holds the later one first. The session `r_0` has one
 row, which has no tokens. The sessions are the trajectories 0, 1 and 2.
 
->>> from verl_ext.core.row_index import broadcast
+>>> from verl_ext.core.token_tensors import write_over_mask
 >>> keys = ["p_0_0", "q_0_1", "q_0_0", "r_0_0"]
 >>> mask = torch.tensor([
 ...     [1, 1, 0, 1],  # p_0_0: span 0 has two tokens, span 1 has one token
@@ -44,7 +44,7 @@ with the value of turn 0, 1 token between the spans 0 and 1, and so on:
 [0.0, 10.0, 0.0, 20.0, 0.0, 40.0, 0.0, 30.0, 0.0]
 >>> lengths.tolist()
 [0, 2, 1, 1, 0, 3, 2, 1, 6]
->>> broadcast(values, mask.float(), lengths).int()
+>>> write_over_mask(values, mask.float(), lengths).int()
 tensor([[10, 10,  0, 20],
         [40, 40, 40,  0],
         [ 0, 30,  0,  0],

@@ -18,7 +18,7 @@ from verl_ext.core.batch import SCORE, Batch
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array, Index, divide
 from verl_ext.core.metrics import advantage_metrics, contribution_metrics, metric_name, reward_metrics, turn_metrics
-from verl_ext.core.row_index import float_mask, row_sums, scores
+from verl_ext.core.token_tensors import float_mask, row_sums, scores
 from verl_ext.errors import IntegrationError, listed
 from verl_ext.integration import checkpoint, dump
 from verl_ext.integration.run import CURRENT, Run
@@ -115,7 +115,7 @@ def _run_chain(run: Run, chain: Chain, batch: Batch) -> Array:
     if result.summed is not None:
         rest = batch.kl_reward is not None
         run.metrics |= contribution_metrics(
-            batch.components, batch.groups, *result.summed, result.advantages, rest=rest
+            batch.reward_names, batch.groups, *result.summed, result.advantages, rest=rest
         )
     if run.needs.turns:
         run.metrics |= turn_metrics(batch)
@@ -128,7 +128,7 @@ def _watch_zero_advantages(run: Run, batch: Batch, advantages: Array) -> None:
     run.zero_batches = 0 if advantages.any() else run.zero_batches + 1
     if run.zero_batches < ZERO_BATCHES:
         return
-    by_key = batch.by_key()
+    by_key = batch.by_reward()
     varies = np.any(by_key.groups.varies(by_key.returns), axis=0).tolist()
     constant = [key for key, varying in zip(by_key.keys, varies, strict=True) if not varying]
     reason = f"The rewards {listed(constant)} do not vary in any group." if constant else "The rewards cancel."
@@ -158,7 +158,7 @@ def log_and_dump(run: Run, table: Table, tensors: Callable[[], Mapping[str, torc
         if run.settings.norm_by_std:
             advantages = divide(advantages, groups.broadcast(groups.std(advantages)))
         parts = np.nan_to_num(batch.returns)
-        run.metrics |= contribution_metrics(batch.components, groups, parts, score, advantages, rest=True)
+        run.metrics |= contribution_metrics(batch.reward_names, groups, parts, score, advantages, rest=True)
     if batch is not None and run.settings.verl_ext.dump_dir is not None and tensors is not None:
         given = tensors()
         mask = float_mask(given["response_mask"], torch.float32)
@@ -186,7 +186,7 @@ def log_rewards(run: Run, table: Table, batch: Batch | None = None, part: Index 
     keys: tuple[str, ...] = ()
     if batch is not None:
         run.metrics |= reward_metrics(batch)
-        keys = batch.column_keys
+        keys = batch.reward_of_column
     others = []
     returned = (table.returned or ()) if run.log == "all" else ()
     if SCORE in returned and SCORE not in keys:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from verl_ext import hooks
-from verl_ext.core.row_index import dense, uids_of
+from verl_ext.core.row_index import uids_of
+from verl_ext.core.token_tensors import dense
 from verl_ext.integration import queue, sampling
 from verl_ext.integration.advantage import log_and_dump
 from verl_ext.integration.prompts import FIELDS, naming_prompts

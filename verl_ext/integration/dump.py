@@ -68,7 +68,7 @@ def new_folder(home: Path, start: int) -> Path:
 
 def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
     """Return one entry per trajectory by column: what the estimator saw, NaN where not scored, and its groups."""
-    whole, per_turn = batch.by_key(), bool(settings.rewards.per_turn)
+    whole, per_turn = batch.by_reward(), bool(settings.rewards.per_turn)
     groups, seen = batch.groups, whole.returns
     mean, varies = groups.variation(seen)
     std = groups.std(seen - groups.broadcast(mean))

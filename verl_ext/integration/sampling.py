@@ -110,7 +110,7 @@ def has_signal(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | N
     has_sum = any(step.sums for step in steps)
     if has_sum and any(step.centers for step in steps):
         return batch.groups.varies(Chain(steps)(batch).advantages)
-    has_weight = batch.component_weights != 0
+    has_weight = batch.reward_weights != 0
     varies = np.asarray((batch.groups.varies(batch.rewards) & has_weight).any(axis=1))
     if has_sum:  # the sum varies also where one of two constant rewards is not scored for some of the responses
         centered_sum = Chain((*steps, Center()))(batch).advantages

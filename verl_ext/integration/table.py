@@ -12,8 +12,9 @@ import torch
 from verl_ext.core.batch import LARGEST_REWARD, SCORE, Batch, unit_accuracy
 from verl_ext.core.groups import Array, Bools, Groups, Index, label_text
 from verl_ext.core.per_turn_rewards import pad_entries
-from verl_ext.core.row_index import RowIndex, broadcast, row_sums, scores
+from verl_ext.core.row_index import RowIndex
 from verl_ext.core.rubrics import Criteria, to_columns
+from verl_ext.core.token_tensors import row_sums, scores, write_over_mask
 from verl_ext.core.turn_spans import TurnSpans
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
@@ -221,9 +222,9 @@ class Table:
     def scatter(self, values: Array, mask: torch.Tensor) -> torch.Tensor:
         """Write the values `[M]` over the mask of floats, in place: each on the tokens of its row of `Batch`."""
         if self.spans is None:
-            return broadcast(self.rows.scatter(values), mask)
+            return write_over_mask(self.rows.scatter(values), mask)
         per_span, counts = self.spans.span_values(values, mask.numel())
-        return broadcast(per_span, mask, counts)
+        return write_over_mask(per_span, mask, counts)
 
     def token_fields(self, keys: Sequence[str], lengths: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the fields `token_level_scores_<key>` to write, as nested tensors: 0 where not scored.

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verl_ext.errors import ConfigurationError, unknown
-from verl_ext.registry import changed, entries
+from verl_ext.registry import changed_sections, entries_read
 from verl_ext.settings import VERL_NAMES, Settings
 
 LOSS = "actor_rollout_ref.actor.loss_agg_mode"
@@ -31,7 +31,7 @@ def parse_settings(
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     section: Any = OmegaConf.to_container(config.algorithm)
     settings = Settings.parse(section, loss_agg_mode=mode)
-    changed(settings)
+    changed_sections(settings)
     return settings
 
 
@@ -48,7 +48,7 @@ def _override(text: str) -> tuple[str, Any]:
             "as 'algorithm.rewards.conditions={a:{reward:b,at_least:1}}'."
         ) from error
     key = override.key_or_group
-    valid = [*(f"algorithm.{name}" for name in entries() if name != "verl_ext"), LOSS]
+    valid = [*(f"algorithm.{name}" for name in entries_read() if name != "verl_ext"), LOSS]
     if ".".join(key.split(".")[:2]) not in valid and key != LOSS:
         raise ConfigurationError(
             f"{text!r}: {unknown('setting', key, valid)}. Write the name of an estimator without `=`."

@@ -10,7 +10,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.core.step_lists import as_list, step_settings
 from verl_ext.errors import ConfigurationError
 from verl_ext.files import say
-from verl_ext.registry import ESTIMATORS, build, changed, load, section_of, used
+from verl_ext.registry import ESTIMATORS, build, changed_sections, load, method_and_base, section_of
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import LOSS, parse_settings
 
@@ -24,7 +24,7 @@ def show(options: argparse.Namespace) -> int:
     settings = parse_settings(options.overrides)
     chain = build(name, settings)
     formula = _formula(name)
-    has_default_settings = not changed(settings) and settings.norm_by_std
+    has_default_settings = not changed_sections(settings) and settings.norm_by_std
     lines = [_about(name)]
     if formula and has_default_settings:  # with other settings only the formulas of the steps are correct
         lines += ["", "formula", *formula]
@@ -66,7 +66,7 @@ def _steps(chain: Chain) -> Iterator[str]:
 def _settings(name: str, settings: Settings) -> Iterator[str]:
     """Yield the settings that the estimator reads, as on verl's command line."""
     sections = {"rewards": settings.rewards}
-    for method_name in used(name, settings):
+    for method_name in method_and_base(name, settings):
         section = section_of(method_name, settings)
         if method_name != "compose" and section is not None:
             sections[method_name] = section
