@@ -16,6 +16,7 @@ from verl_ext.registry import (
     ESTIMATORS,
     INSTALLED,
     RESERVED_NAMES,
+    changed_sections,
     load,
     possible_bases,
     sections,

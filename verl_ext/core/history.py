@@ -61,10 +61,11 @@ class WeightByHistory(Anchor, Step):
             raise CheckpointError(
                 f"The saved state of {self.name} is damaged ({state!r:.300}). Resume from another checkpoint."
             )
-        if state["anchor"] != self.anchor:
+        saved_anchor = state["anchor"]
+        if saved_anchor != self.anchor:
             raise CheckpointError(
-                f"The saved state of {self.name} has anchor={state['anchor']}, but this run has anchor={self.anchor}. "
-                f"Set anchor={state['anchor']}, with hadw as algorithm.hadw.anchor={state['anchor']}."
+                f"The saved state of {self.name} has anchor={saved_anchor}, but this run has anchor={self.anchor}. "
+                f"Set anchor={saved_anchor}, with hadw as algorithm.hadw.anchor={saved_anchor}."
             )
 
     def transform(self, values: Array, batch: Batch, state: dict[str, Any]) -> StepResult:
