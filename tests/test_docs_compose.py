@@ -15,6 +15,7 @@ from tests.configs import compose as configuration
 from verl_ext import Batch, Settings, build
 from verl_ext.checks.judge import check_run
 from verl_ext.cli import main
+from verl_ext.core.step_lists import STEPS
 from verl_ext.errors import ConfigurationError
 from verl_ext.registry import ENTRY_POINT_GROUP, ESTIMATORS, load
 from verl_ext.run_config import read_settings
@@ -105,3 +106,9 @@ def test_every_combination_of_the_table_is_accepted():
 def test_the_lists_that_the_page_calls_refused_are_refused(steps, refused):
     with pytest.raises(ConfigurationError, match=refused):
         check_run(configuration("algorithm.adv_estimator=compose", KEYS, ACCURACY, f"+algorithm.compose.steps={steps}"))
+
+
+def test_the_table_of_steps_names_every_step():
+    table = PAGE.partition("| step | does | settings |")[2].partition("\n\n")[0]
+    first_cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
+    assert {*re.findall(r"`(\w+)`", "\n".join(first_cells))} == {*STEPS}

@@ -5,6 +5,8 @@ import pytest
 
 from tests.facts import facts
 from verl_ext.core.batch import Batch, Condition, unit_accuracy
+from verl_ext.core.groups import Groups
+from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, DataError
 
 NAN, INF = math.nan, math.inf
@@ -145,3 +147,17 @@ def test_by_default_a_response_is_one_output():
 def test_a_condition_with_an_unknown_reward_is_rejected_with_the_nearest_name(key, on):
     with pytest.raises(ConfigurationError, match=facts("easy", "hard")):
         Batch.of([[0, 1]], "a", keys=("hard", "easy"), conditions={key: Condition(on, 1.0)})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"prompts": Groups.of("aab")},
+        {"turns": Turns.of_counts([2, 1])},
+        {"reward_of_column": ("score", "score")},
+    ],
+)
+def test_a_batch_rejects_arguments_of_another_length(arguments):
+    (name,) = arguments
+    with pytest.raises(DataError, match=facts(name)):
+        Batch.of([[1.0], [0.0]], ["a", "a"], **arguments)

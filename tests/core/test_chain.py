@@ -164,3 +164,28 @@ INVALID = {
 def test_a_state_that_json_rejects_or_changes_is_an_error_that_names_the_step(case):
     with pytest.raises(CheckpointError, match=facts("'mine'", "str, list, and dict")):
         plain_state({"mine": INVALID[case]})
+
+
+def test_an_attribute_of_step_cannot_be_a_setting():
+    """Without ClassVar, `compares` would be the first setting, and the limit of `Clip(0.5)` would not arrive."""
+    with pytest.raises(ConfigurationError, match=facts("'compares'", "ClassVar")):
+
+        @dataclass(frozen=True)
+        class Clip(Step):
+            name = "clip"
+            compares: bool = True
+            limit: float = 1.0
+
+
+def test_a_step_with_a_state_must_return_its_state():
+    class Forgetful(Step):
+        name = "forgetful"
+
+        def init(self):
+            return {"batches": 0}
+
+        def apply(self, values, batch):
+            return values
+
+    with pytest.raises(ConfigurationError, match=facts("'forgetful'", "state")):
+        Chain((WeightedSum(), Forgetful()))(Batch.of([[1.0]], ["a"]))

@@ -11,6 +11,7 @@ from tests.batches import Rollout, rollouts
 from verl_ext.core import cross_reward, post_sum, step_lists, steps
 from verl_ext.core.batch import Batch
 from verl_ext.core.history import WeightByHistory
+from verl_ext.errors import DataError
 
 # Each variant of a step, and the number of columns that it gets. Other steps have their defaults and get two rewards.
 STEPS = {
@@ -113,3 +114,56 @@ def test_an_empty_batch_gives_an_empty_result(step, columns):
     batch = Batch.of([], [], keys=("a", "b"), accuracy=[])
     result = step.transform(batch.rewards[:, :columns], batch, step.init())
     assert result.values.shape == (0, 1 if step.sums else columns)
+
+
+def steps_that(attribute: str):
+    """Parametrize a test with the steps that declare an attribute."""
+    cases = {name: case for name, case in STEPS.items() if getattr(case[0], attribute)}
+    return pytest.mark.parametrize(("step", "columns"), cases.values(), ids=cases.keys())
+
+
+def batch_with_groups(step, columns: int, labels: str) -> Batch:
+    """Return a batch of random rewards in [0, 1], centered in each group if the step needs it."""
+    rewards = np.random.default_rng(0).random((len(labels), columns))
+    batch = Batch.of(rewards, list(labels), keys=[f"reward_{column}" for column in range(columns)])
+    if step.needs_centered or step.after_center:
+        rewards = steps.Center().apply(rewards, batch)
+    return Batch.of(rewards, list(labels), keys=batch.keys)
+
+
+def values_after(step, batch: Batch) -> np.ndarray:
+    return step.transform(batch.returns, batch, None).values
+
+
+@steps_that("reads_one_group")
+def test_a_step_that_reads_one_group_gives_the_same_values_without_the_other_groups(step, columns):
+    whole = batch_with_groups(step, columns, "aaaabbbbbccc")
+    alone = Batch.of(whole.rewards[:4], list("aaaa"), keys=whole.keys)
+    np.testing.assert_allclose(values_after(step, whole)[:4], values_after(step, alone), rtol=1e-12)
+
+
+@steps_that("centers")
+def test_a_step_that_centers_gives_each_group_the_mean_0(step, columns):
+    batch = batch_with_groups(step, columns, "aaaabbbbbccc")
+    np.testing.assert_allclose(batch.groups.mean(values_after(step, batch)), 0.0, atol=1e-12)
+
+
+@steps_that("zero_without_variance")
+def test_a_step_that_is_zero_without_variance_gives_a_constant_group_0(step, columns):
+    batch = Batch.of(np.full((3, columns), 0.3), ["a"] * 3, keys=[f"reward_{column}" for column in range(columns)])
+    assert not values_after(step, batch).any()
+
+
+@steps_that("rescales_batch")
+def test_a_step_that_rescales_the_batch_multiplies_each_reward_by_one_positive_number(step, columns):
+    batch = batch_with_groups(step, columns, "aaaabbbbbccc")
+    factors = values_after(step, batch) / batch.returns
+    assert (factors > 0).all()
+    np.testing.assert_allclose(factors, factors[:1].repeat(len(factors), axis=0), rtol=1e-12)
+
+
+@steps_that("needs_nonnegative")
+def test_a_step_that_needs_nonnegative_values_rejects_negative_ones(step, columns):
+    batch = Batch.of(np.full((3, columns), -1.0), ["a"] * 3, keys=[f"reward_{column}" for column in range(columns)])
+    with pytest.raises(DataError):
+        values_after(step, batch)

@@ -163,3 +163,8 @@ def test_a_prompt_without_criteria_returns_one_that_is_not_scored():
 def test_an_infinite_criterion_is_refused_by_its_place_and_uid():
     with pytest.raises(DataError, match=facts("'rubric[1]'", "'q'")):
         batch(["p", "q"], [0.0, 0.0], [rubric([1, 0]), rubric([1, math.inf])])
+
+
+def test_a_rubric_has_one_weight_per_criterion():
+    with pytest.raises(DataError, match=facts("1 criteria", "2 weights")):
+        rubric([1], weights=[1, 2])

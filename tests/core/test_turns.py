@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.facts import facts
 from verl_ext import Batch, DataError, Settings, build
 from verl_ext.core.metrics import reward_metrics
 from verl_ext.core.turns import Turns
@@ -56,3 +57,8 @@ def test_metrics_count_responses_and_show_the_first_turns():
     assert {name for name in found if "per_turn" in name} == {f"reward/tool/per_turn/{t}/mean" for t in range(1, 9)}
     assert found["reward/tool/per_turn/1/mean"] == (0 + 3 + 5) / 3
     assert found["reward/tool/per_turn/2/mean"] == 1  # the NaN is not scored
+
+
+def test_each_response_has_at_least_one_turn():
+    with pytest.raises(DataError, match=facts("turn")):
+        Turns.of_counts([2, 0, 1])

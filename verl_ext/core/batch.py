@@ -121,9 +121,10 @@ class Batch:
 
     def with_weights(self, weights: Sequence[float]) -> Batch:
         """Return the batch with one weight per reward, in the order of `reward_names`."""
-        if len(weights) != len(self.reward_names):
+        names = self.reward_names
+        if len(weights) != len(names):
             raise ConfigurationError(
-                f"There are {len(weights)} weights for the rewards {listed(self.reward_names)}. Set one weight per "
+                f"There are {len(weights)} weights for the {len(names)} rewards {listed(names)}. Set one weight per "
                 "reward."
             )
         return replace(self, reward_weights=np.array(weights, dtype=np.float64))

@@ -111,6 +111,12 @@ class Step:
         for name, remedy in _REMOVED.items():
             if name in names:
                 raise ConfigurationError(f"The step {cls.__qualname__} defines {name!r}, which has no effect. {remedy}")
+        for name, annotation in vars(cls).get("__annotations__", {}).items():
+            if hasattr(Step, name) and "ClassVar" not in str(annotation):
+                raise ConfigurationError(
+                    f"The step {cls.__qualname__} declares {name!r} as a setting, but it is an attribute of Step. "
+                    f"Write `{name}: ClassVar[...] = ...`, or give the setting another name."
+                )
 
     def apply(self, values: Array, batch: Batch) -> Array:
         """Return new values `[N, K]`. NaN means "not scored" and must stay NaN."""

@@ -33,14 +33,14 @@ def label_text(label: Hashable) -> str:
 
 
 def divide(numerator: Array, divisor: Array) -> Array:
-    """Divide; the result is 0 where the divisor is 0.
+    """Divide; the result is 0 where the divisor is 0. NaN stays NaN.
 
-    >>> divide(np.array([1.0, 0.0]), np.array([2.0, 0.0]))
-    array([0.5, 0. ])
+    >>> divide(np.array([1.0, 0.0, np.nan]), np.array([2.0, 0.0, 0.0]))
+    array([0.5, 0. , nan])
     """
     zero = divisor == 0
     quotient: Array = numerator / np.where(zero, 1.0, divisor)
-    return np.where(zero, 0.0, quotient)
+    return np.where(zero & ~np.isnan(quotient), 0.0, quotient)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def has_signal(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | N
     if weights is not None:
         batch = batch.with_weights(weights)
     has_sum = any(step.sums for step in steps)
-    if has_sum and any(step.centers for step in steps):
+    if has_sum and any(step.centers or step.compares for step in steps):
         return batch.groups.varies(Chain(steps)(batch).advantages)
     has_weight = batch.reward_weights != 0
     varies = np.asarray((batch.groups.varies(batch.rewards) & has_weight).any(axis=1))
