@@ -124,3 +124,9 @@ def test_a_setting_without_a_default_must_be_set(inheriting):
 def test_norm_adv_by_std_in_grpo_removes_scale_by_std_from_a_method_that_is_a_list():
     without_std = build("fgrpo", Settings.parse({"norm_adv_by_std_in_grpo": False}))
     assert [step.name for step in without_std.steps] == ["weighted_sum", "center", "weight_by_focal"]
+
+
+@pytest.mark.parametrize("value", [0, False, "", []])
+def test_a_value_for_a_method_without_settings_is_rejected(value):
+    with pytest.raises(ConfigurationError, match=facts("algorithm.liteppo", "no settings")):
+        changed_sections(Settings.parse({"liteppo": value}))

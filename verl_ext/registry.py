@@ -84,7 +84,7 @@ def section_of(name: str, settings: Settings) -> Any:
     """Return the settings of a method as its dataclass, or None for a method without settings."""
     method = load(name)
     if method.settings is None:
-        if settings.given.get(name):
+        if settings.given.get(name, {}) != {}:
             raise ConfigurationError(
                 f"algorithm.{name}={settings.given[name]} has no effect, because the estimator {name} has no settings. "
                 f"Remove algorithm.{name}."

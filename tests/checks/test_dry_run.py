@@ -138,9 +138,13 @@ def test_a_list_for_one_reward_is_measured_with_several():
     assert says(finding, "Step 3", "scale_by_std")
 
 
-def test_a_list_with_a_step_that_reads_fields_is_not_measured():
-    """A synthetic batch has no fields of verl's batch."""
+def test_the_steps_around_a_step_that_reads_fields_are_measured():
+    """A synthetic batch has no fields of verl's batch, so what the custom step does is not known."""
     assert findings_for(f"{CANCELED},'{OWN}:BySource'") == ()
+    (finding,) = findings_for(f"weighted_sum,scale_by_std,'{OWN}:BySource'")
+    assert finding.severity == "error"
+    assert says(finding, "Step 2", "scale_by_std", "mean is not 0")
+    assert findings_for(f"center,'{OWN}:BySource',weighted_sum,center") == ()
 
 
 def test_a_custom_step_for_exactly_two_rewards_is_accepted_with_two_keys():
@@ -199,3 +203,9 @@ def test_a_built_in_method_is_not_measured():
     overrides = ("algorithm.adv_estimator=fgrpo", KEYS, "+algorithm.rewards.accuracy_key=acc")
     assert judge(compose(*overrides, "+algorithm.fgrpo.gamma=0")).findings == ()
     assert findings_for("weighted_sum,center,scale_by_std,{step:weight_by_focal,gamma:0}") != ()
+
+
+def test_a_list_with_a_custom_step_for_two_rewards_is_measured_with_two_rewards():
+    """`HalveSecond` fails with the three rewards with which lists are measured otherwise."""
+    (finding,) = findings_for(f"'{OWN}:HalveSecond',weighted_sum,scale_by_std")
+    assert says(finding, "Step 3", "scale_by_std", "mean is not 0")

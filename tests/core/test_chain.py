@@ -189,3 +189,13 @@ def test_a_step_with_a_state_must_return_its_state():
 
     with pytest.raises(ConfigurationError, match=facts("'forgetful'", "state")):
         Chain((WeightedSum(), Forgetful()))(Batch.of([[1.0]], ["a"]))
+
+
+def test_an_inherited_field_for_weights_is_rejected():
+    class WithWeights:
+        weights = None
+
+    with pytest.raises(ConfigurationError, match=facts("'weights'", "batch.weights")):
+
+        class Weigh(WithWeights, Step):
+            name = "weigh"

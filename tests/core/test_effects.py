@@ -146,7 +146,7 @@ def test_a_step_without_effect_on_the_synthetic_batches_has_none_on_other_batche
     with_effect = []
     for steps, findings in findings_of.items():
         for finding in findings:
-            if says(finding.text, "the advantages are the same without it"):
+            if says(finding.text, "without it, the advantages of synthetic batches are the same"):
                 index = int(finding.text.split()[1]) - 1  # "Step 2 of the list"
                 if has_effect(steps, index, advantages_on_other_batches(steps)):
                     with_effect.append(f"{steps[index].name} in {names(steps)}")

@@ -112,7 +112,7 @@ def test_a_wrong_list_is_rejected_with_the_reason(steps, words):
         composed(*steps)
 
 
-NO_EFFECT = "no effect: the advantages are the same without it"
+NO_EFFECT = "no effect: without it, the advantages of synthetic batches are the same"
 NOT_CENTERED = "divides values whose mean is not 0 in each group"
 WITHOUT_EFFECT = [
     # A division by the standard deviation of the group cancels any factor of the group or of the batch.

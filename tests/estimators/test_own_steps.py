@@ -131,7 +131,7 @@ def test_a_list_with_a_step_that_reads_fields_of_verls_batch_is_not_computed_bef
     steps = [*SUMMED, f"{OWN}:BySource"]
     assert composed(*steps).needs_fields == ("data_source",)
     assert findings_at_start_up(*steps) == []
-    assert findings_at_start_up("center", f"{OWN}:BySource", *SUMMED, **XY) == []  # centers twice
+    assert findings_at_start_up("center", f"{OWN}:BySource", *SUMMED, **XY) == []  # may need the second center
 
 
 def test_a_group_that_varies_by_rounding_is_exactly_0_after_a_custom_step_that_centers():

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import takewhile
 
 import numpy as np
@@ -29,6 +30,7 @@ def dry_run(run: RunConfig) -> Iterator[Finding]:
     if chain is None or (chain.per_reward and keys is None):  # another rule reports missing keys
         return
     if chain.needs_fields:  # fields of verl's batch, which a synthetic batch lacks
+        yield from _measured(run, chain)
         return
     has_negative_weight = any(weight < 0 for weight in run.settings.rewards.weights or ())
     if has_negative_weight and needs_nonnegative_sum(chain):  # another rule reports such weights
@@ -50,22 +52,29 @@ def dry_run(run: RunConfig) -> Iterator[Finding]:
         return
     if ignores_weights:
         yield NO_EFFECT
-    # A built-in method has been measured with its default settings by the tests of this package.
-    if any(name == "compose" or name not in METHODS for name in run.used):
-        yield from _steps_without_effect(run, chain)
+    yield from _measured(run, chain)
 
 
-def _steps_without_effect(run: RunConfig, chain: Chain) -> Iterator[Finding]:
+def _measured(run: RunConfig, chain: Chain) -> Iterator[Finding]:
     """Report steps and settings of a list that have no effect."""
+    # A built-in method has been measured with its default settings by the tests of this package.
+    if not any(name == "compose" or name not in METHODS for name in run.used):
+        return
     rewards = run.settings.rewards
     if rewards.rubrics and _rejects_rubrics(chain):  # another rule reports such a step
         return
+    settings = {"per_turn": bool(rewards.per_turn), "rubric": bool(rewards.rubrics)}
     try:
-        yield from measure(chain.steps, per_turn=bool(rewards.per_turn), rubric=bool(rewards.rubrics))
+        findings = measure(chain.steps, **settings)
     except Exception as error:  # noqa: BLE001 - a custom step may raise anything
-        # A custom step may be written for the rewards of the run alone, with which it did not fail.
         if all(map(is_built_in, chain.steps)):
             yield _failure(run.name, error)
+            return
+        # A custom step may be written for the number of rewards of the run.
+        with suppress(Exception):
+            yield from measure(chain.steps, rewards=len(rewards.keys or (SCORE,)), **settings)
+    else:
+        yield from findings
 
 
 def _rejects_rubrics(chain: Chain) -> bool:

@@ -107,11 +107,11 @@ class Step:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        names = {*vars(cls), *vars(cls).get("__annotations__", ())}
+        annotations = vars(cls).get("__annotations__", {})
         for name, remedy in _REMOVED.items():
-            if name in names:
+            if hasattr(cls, name) or name in annotations:
                 raise ConfigurationError(f"The step {cls.__qualname__} defines {name!r}, which has no effect. {remedy}")
-        for name, annotation in vars(cls).get("__annotations__", {}).items():
+        for name, annotation in annotations.items():
             if hasattr(Step, name) and "ClassVar" not in str(annotation):
                 raise ConfigurationError(
                     f"The step {cls.__qualname__} declares {name!r} as a setting, but it is an attribute of Step. "

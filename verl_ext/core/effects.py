@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from verl_ext.core.cancelling import means_are_zero
 from verl_ext.core.chain import Chain, Step, apply_step
 from verl_ext.core.groups import Array, Index
 from verl_ext.core.step_lists import is_built_in
+from verl_ext.core.steps import Center, WeightedSum
 from verl_ext.core.turns import Turns
 from verl_ext.errors import Finding
 
@@ -172,17 +173,23 @@ def weights_matter(chain: Chain, batches: Sequence[Batch]) -> bool:
     return not are_same(with_first, with_second)
 
 
-def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = False) -> list[Finding]:
+def measure(
+    steps: Sequence[Step], *, rewards: int = NUMBER_OF_REWARDS, per_turn: bool = False, rubric: bool = False
+) -> list[Finding]:
     """Return a finding for each step that gets values it cannot process, and each built-in step that has no effect.
 
-    There are three synthetic rewards of weight 1, whatever rewards a run has. Raise if the list fails on the batches.
+    There are `rewards` synthetic rewards of weight 1, whatever rewards a run has. Raise if the list fails on the
+    batches. Synthetic batches lack the fields of verl's batch, so it is not known what a step with `needs_fields` does.
+    In a list with such a step, other steps need not have an effect.
 
     >>> from verl_ext.core.steps import Center, ScaleByStd, WeightedSum
     >>> [finding.text for finding in measure([Center(), ScaleByStd(), WeightedSum(), Center()])]
-    ['Step 4 of the list, center, has no effect: the advantages are the same without it.']
+    ['Step 4 of the list, center, has no effect: without it, the advantages of synthetic batches are the same.']
     """
-    steps = [step.for_rewards(NUMBER_OF_REWARDS) for step in steps]
-    keys = [f"reward_{number}" for number in range(NUMBER_OF_REWARDS)]
+    is_custom = [not is_built_in(step) for step in steps]
+    is_unknown = [bool(step.needs_fields) for step in steps]
+    steps = [_without_fields(step.for_rewards(rewards)) for step in steps]
+    keys = [f"reward_{number}" for number in range(rewards)]
     batches = synthetic_batches(keys, per_turn=per_turn, rubric=rubric)
     expected = advantages_of(Chain(tuple(steps)), batches)
     findings: list[Finding] = []
@@ -192,15 +199,16 @@ def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = Fal
         step = steps[index]
         before = steps[:index]
         label = f"Step {index + 1} of the list, {step.name},"
+        gets_unknown_values = any(is_unknown[:index])
+        must_have_effect = not is_custom[index] and not step.sums and not any(is_unknown)
         # The result of a custom step that comes later may hide an effect.
-        severity: Literal["error", "warning"] = "error" if all(map(is_built_in, kept)) else "warning"
-        must_have_effect = is_built_in(step) and not step.sums
+        severity: Literal["error", "warning"] = "warning" if any(is_custom[index + 1 :]) else "error"
         if step.needs_centered and not _give_centered_values(before, batches):
             has_center = any(earlier.centers for earlier in before)
             place = "Move it directly behind center" if has_center else f"Add center directly before {step.name}"
             findings.append(
                 Finding(
-                    "error",
+                    "warning" if gets_unknown_values else "error",
                     f"{label} divides values whose mean is not 0 in each group.",
                     f"{place}, or remove {step.name}.",
                 )
@@ -209,24 +217,43 @@ def measure(steps: Sequence[Step], *, per_turn: bool = False, rubric: bool = Fal
             findings.append(
                 Finding(
                     severity,
-                    f"{label} has no effect: the advantages are the same without it.",
+                    f"{label} has no effect: without it, the advantages of synthetic batches are the same.",
                     f"Remove {step.name}, or move it to another place in the list.",
                 )
             )
             continue
-        for setting in _settings_that_are_true(step):
+        for setting in _settings_that_are_true(step) if must_have_effect else ():
             changed = replace(step, **{setting: False})
             if _gives_same_advantages([*before, changed, *kept], batches, expected):
                 findings.append(
                     Finding(
                         severity,
-                        f"{label} has {setting}=True, which has no effect: the advantages are the same with "
-                        f"{setting}=False.",
+                        f"{label} has {setting}=True, which has no effect: with {setting}=False, the advantages of "
+                        "synthetic batches are the same.",
                         f"Remove {setting}, or move {step.name} to another place in the list.",
                     )
                 )
         kept = [step, *kept]
     return findings[::-1]
+
+
+@dataclass(frozen=True)
+class _Unchanged(Step):
+    """Returns the values as they are, instead of a custom step that needs fields of verl's batch."""
+
+    name: ClassVar[str] = "unchanged"
+
+    def apply(self, values: Array, batch: Batch) -> Array:
+        return values
+
+
+def _without_fields(step: Step) -> Step:
+    """Return the step, or a built-in step that resembles a step which needs fields of verl's batch."""
+    if not step.needs_fields:
+        return step
+    if step.sums:
+        return WeightedSum()
+    return Center() if step.centers else _Unchanged()
 
 
 def _settings_that_are_true(step: Step) -> list[str]:
