@@ -8,6 +8,7 @@ import pytest
 from tests.facts import facts
 from verl_ext import Batch, Center, Method, Settings, WeightedSum, bounded, build
 from verl_ext.conf import preset
+from verl_ext.core.cross_reward import DropConflicts
 from verl_ext.errors import ConfigurationError
 from verl_ext.methods import METHODS
 from verl_ext.methods.gdpo import GDPO, GdpoSettings
@@ -130,3 +131,10 @@ def test_norm_adv_by_std_in_grpo_removes_scale_by_std_from_a_method_that_is_a_li
 def test_a_value_for_a_method_without_settings_is_rejected(value):
     with pytest.raises(ConfigurationError, match=facts("algorithm.liteppo", "no settings")):
         changed_sections(Settings.parse({"liteppo": value}))
+
+
+def test_the_steps_of_a_method_are_in_a_valid_order(monkeypatch):
+    steps = (WeightedSum(), Center(), DropConflicts())
+    monkeypatch.setitem(ESTIMATORS, "late", Method.from_steps("a test", "drops conflicts behind the sum", steps))
+    with pytest.raises(ConfigurationError, match=facts("'late'", "drop_conflicts", "before the sum")):
+        build("late", Settings())

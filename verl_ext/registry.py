@@ -46,7 +46,7 @@ def build(name: str, settings: Settings) -> Chain:
     for method_name in method_and_base(name, settings)[::-1]:  # the base, if there is one, comes first
         steps = (*steps, *load(method_name).build(section_of(method_name, settings), settings))
     base_setting = load(name).base
-    where = f"The estimator {name}: steps"
+    where = f"The estimator {name!r}: steps"
     if base_setting is not None:
         base = getattr(section_of(name, settings), base_setting)
         where = f"algorithm.{name}.{base_setting}={base}: steps"

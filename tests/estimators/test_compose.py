@@ -113,7 +113,7 @@ def test_a_wrong_list_is_rejected_with_the_reason(steps, words):
 
 
 NO_EFFECT = "no effect: without it, the advantages of synthetic batches are the same"
-NOT_CENTERED = "divides values whose mean is not 0 in each group"
+NOT_CENTERED = "gets values whose mean is not 0 in each group"
 WITHOUT_EFFECT = [
     # A division by the standard deviation of the group cancels any factor of the group or of the batch.
     *(

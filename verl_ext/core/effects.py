@@ -55,7 +55,7 @@ def synthetic_batches(
     batches = []
     for seed in (0, 1):
         random = np.random.default_rng(seed)
-        rewards = minimum + _synthetic_rewards(random, len(columns.names))
+        rewards = minimum + _synthetic_rewards(random, len(columns.keys))
         batches.append(_synthetic_batch(random, columns, rewards, per_turn=per_turn))
     return batches[0], batches[1]
 
@@ -64,9 +64,9 @@ def synthetic_batches(
 class Columns:
     """The columns of a synthetic batch."""
 
-    names: tuple[str, ...]
-    """`K` names."""
     keys: tuple[str, ...]
+    """`K` names, as in `Batch.keys`."""
+    reward_of_column: tuple[str, ...]
     """`K` the reward of each column."""
     factors: Array | None
     """`[prompts, K]` the weight of each criterion within its rubric, or None without a rubric."""
@@ -110,8 +110,8 @@ def _synthetic_batch(random: np.random.Generator, columns: Columns, rewards: Arr
         rewards,
         prompt_of_row.tolist(),
         turns=turns,
-        keys=columns.names,
-        reward_of_column=columns.keys,
+        keys=columns.keys,
+        reward_of_column=columns.reward_of_column,
         factors=columns.factors_of(prompt_of_row),
         lengths=lengths.astype(np.float64),
         outputs=is_first_turn.astype(np.float64),
@@ -209,7 +209,7 @@ def measure(
             findings.append(
                 Finding(
                     "warning" if gets_unknown_values else "error",
-                    f"{label} divides values whose mean is not 0 in each group.",
+                    f"{label} needs centered values, but gets values whose mean is not 0 in each group.",
                     f"{place}, or remove {step.name}.",
                 )
             )

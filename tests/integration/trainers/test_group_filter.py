@@ -19,6 +19,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.core.cross_reward import WeightByVariation
 from verl_ext.core.groups import Groups
 from verl_ext.core.row_index import RowIndex
+from verl_ext.core.step_lists import STEPS
 from verl_ext.core.steps import Center, DivideByBatchStd, WeightedSum
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import queue, sampling, table
@@ -284,3 +285,19 @@ def test_a_mean_at_a_bound_of_accuracy_between_is_kept(values, bounds, kept):
     rewards = table.Table(settings=settings, rows=rows, labels=labels, fields={"acc": values})
     below, above = sampling.outside(Groups.of(labels), rewards)
     assert bool(below | above) != kept
+
+
+def test_a_step_that_compares_decides_whether_a_group_has_a_signal(monkeypatch):
+    """In group a the rewards cancel, so that every advantage is 0."""
+
+    class Compared(Step):
+        name = "compared"
+        compares = True
+        reads_one_group = True
+
+        def apply(self, values, batch):
+            return values - batch.groups.broadcast(batch.groups.mean(values))
+
+    monkeypatch.setitem(STEPS, "compared", Compared)
+    batch = Batch.of([[1, 0], [0, 1], [1, 0], [0, 0]], list("aabb"), keys=("x", "y"))
+    assert sampling.has_signal(batch, Chain((WeightedSum(), Compared())), None).tolist() == [False, True]
