@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl_ext.advantages.estimator import compute
+from verl_ext.advantages.run import Run
+from verl_ext.advantages.table import of_batch
 from verl_ext.core.chain import State
 from verl_ext.core.row_index import RowIndex
-from verl_ext.integration.advantage import compute
-from verl_ext.integration.run import Run
-from verl_ext.integration.table import of_batch
 from verl_ext.registry import build
 from verl_ext.settings import Settings
 

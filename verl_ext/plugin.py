@@ -9,9 +9,9 @@ from verl_ext.hooks import RULES, TRAINERS, Hook, schedule
 DEFAULT, RAY = TRAINERS[True], TRAINERS[False]
 
 schedule(
-    Hook("verl.trainer.ppo.core_algos", "verl_ext.integration.advantage:install", "names of the estimators"),
-    Hook(DEFAULT, "verl_ext.integration.default_trainer:install", "estimators in the default (V1) trainer"),
-    Hook(RAY, "verl_ext.integration.ray_trainer:install", "estimators in RayPPOTrainer"),
+    Hook("verl.trainer.ppo.core_algos", "verl_ext.advantages.estimator:install", "names of the estimators"),
+    Hook(DEFAULT, "verl_ext.trainers.default_trainer:install", "estimators in the default (V1) trainer"),
+    Hook(RAY, "verl_ext.trainers.ray_trainer:install", "estimators in RayPPOTrainer"),
     Hook(DEFAULT, "verl_ext.update:over_trainers", "faster update in the default trainer"),
     Hook(RAY, "verl_ext.update:over_trainers", "faster update in RayPPOTrainer"),
     # After the others, so that a trainer's configuration is checked before they read it.

@@ -87,9 +87,9 @@ def contenders(given: dict[str, object], turns: int) -> dict[str, Callable[[], o
     """Return the functions to time, by name."""
     from verl.trainer.ppo import core_algos
 
-    from verl_ext.integration.advantage import compute
-    from verl_ext.integration.run import Run
-    from verl_ext.integration.table import of_batch
+    from verl_ext.advantages.estimator import compute
+    from verl_ext.advantages.run import Run
+    from verl_ext.advantages.table import of_batch
     from verl_ext.registry import build
     from verl_ext.settings import Settings
 

@@ -8,11 +8,11 @@ from tests.calls import call, metrics_of, object_array
 from tests.estimators.small import GDPO, UIDS, X, Y, fields, gdpo
 from tests.facts import facts, says
 from verl_ext import Settings, build
+from verl_ext.advantages.estimator import log_rewards
+from verl_ext.advantages.run import Run
+from verl_ext.advantages.table import Table
 from verl_ext.core.row_index import RowIndex
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.integration.advantage import log_rewards
-from verl_ext.integration.run import Run
-from verl_ext.integration.table import Table
 
 ODD = {
     3: [1.0] * 4,  # no text

@@ -15,11 +15,11 @@ from tests.batches import ACC, FMT, LENGTHS, UIDS
 from tests.calls import call
 from tests.facts import says
 from verl_ext import Settings, build
+from verl_ext.advantages import dump
+from verl_ext.advantages.estimator import log_and_dump
+from verl_ext.advantages.run import Run
+from verl_ext.advantages.table import Table
 from verl_ext.core.row_index import RowIndex
-from verl_ext.integration import dump
-from verl_ext.integration.advantage import log_and_dump
-from verl_ext.integration.run import Run
-from verl_ext.integration.table import Table
 
 parquet = pytest.importorskip("pyarrow.parquet")
 FIELDS = {"acc": np.array(ACC), "fmt": np.array(FMT)}

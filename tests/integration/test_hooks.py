@@ -12,8 +12,8 @@ from tests.facts import facts
 from verl_ext import hooks
 from verl_ext.checks.start import CheckedTrainer
 from verl_ext.errors import IntegrationError
-from verl_ext.integration.default_trainer import DefaultTrainer
-from verl_ext.integration.ray_trainer import RayTrainer
+from verl_ext.trainers.default_trainer import DefaultTrainer
+from verl_ext.trainers.ray_trainer import RayTrainer
 from verl_ext.update import UpdateTrainer
 
 

@@ -10,11 +10,11 @@ import pytest
 from tests import fresh
 from tests.facts import a_line_says, says
 from tests.integration.conftest import has_default_trainer
+from verl_ext.advantages.run import Run
 from verl_ext.errors import IntegrationError
 from verl_ext.hooks import TESTED
-from verl_ext.integration.default_trainer import missing_responses
-from verl_ext.integration.run import Run
 from verl_ext.settings import Settings
+from verl_ext.trainers.default_trainer import missing_responses
 
 CORE = "verl.trainer.ppo.core_algos"
 ENGINE = "verl.workers.engine.fsdp.transformer_impl"
@@ -40,7 +40,7 @@ from tests.configs import compose
 from verl_ext import hooks
 from verl_ext.checks.start import CheckedTrainer
 from verl_ext.errors import IntegrationError
-from verl_ext.integration.trainer import WithEstimators
+from verl_ext.trainers.mixin import WithEstimators
 from verl_ext.update import UpdateTrainer
 
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")
@@ -114,7 +114,7 @@ for name, overrides in (("GDPO", GDPO), ("SKIP", (*GDPO, SKIP)), ("VERLS", ("alg
     [
         ("verl_ext.checks", {"GDPO", "SKIP"}),
         ("verl_ext.update", {"SKIP"}),
-        ("verl_ext.integration.ray_trainer", {"GDPO", "SKIP"}),
+        ("verl_ext.trainers.ray_trainer", {"GDPO", "SKIP"}),
     ],
 )
 def test_without_a_subpackage_the_runs_that_need_it_are_refused(subpackage: str, refused: set[str]) -> None:

@@ -24,16 +24,16 @@ from tests.configs import compose
 from tests.facts import a_line_says
 from tests.integration.trainers.ray_runs import OwnFit, per_row
 from verl_ext import hooks
+from verl_ext.advantages.estimator import is_ours
 from verl_ext.checks import start as starts
 from verl_ext.checks.judge import check_run, judge
 from verl_ext.checks.losses import aggregates_itself
 from verl_ext.errors import ConfigurationError, IntegrationError
-from verl_ext.integration.advantage import is_ours
-from verl_ext.integration.trainer import WithEstimators, start
 from verl_ext.names import owner
 from verl_ext.registry import INSTALLED, entries_read
 from verl_ext.run_config import select, set_in
 from verl_ext.settings import RewardsSettings
+from verl_ext.trainers.mixin import WithEstimators, start
 
 HOME = Path(verl.__file__).parent
 REGISTRY = core_algos.ADV_ESTIMATOR_REGISTRY

@@ -145,7 +145,7 @@ def test_one_with_a_step_without_effect_is_rejected(printed):
 
 
 def test_a_name_of_ours_or_one_that_verl_does_not_look_up_cannot_be_taken(printed):
-    assert "DGPO verl_ext.integration.advantage" in printed.stdout
+    assert "DGPO verl_ext.advantages.estimator" in printed.stdout
     assert "GRPO compute_grpo_outcome_advantage" in printed.stdout
     assert a_line_says(printed.stdout, "grpo", "other_estimators")
 

@@ -13,11 +13,11 @@ from tests.calls import call_on_tensors, object_array
 from tests.estimators.every import EVERY, components
 from tests.estimators.every import run as computed
 from verl_ext import DataError, Settings, build, per_turn
+from verl_ext.advantages import queue
+from verl_ext.advantages.estimator import compute
+from verl_ext.advantages.run import Run
+from verl_ext.advantages.table import Needs, of_batch
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration import queue
-from verl_ext.integration.advantage import compute
-from verl_ext.integration.run import Run
-from verl_ext.integration.table import Needs, of_batch
 
 CONFIG = {"rewards": {"keys": ["tool", "right"], "per_turn": ["tool"], "turn_discount": 0.5}}
 # Two prompts; two turns, one, three with a tool's tokens between them, one.

@@ -7,8 +7,8 @@ import os
 import numpy as np
 
 from verl_ext import Batch, Settings, build
+from verl_ext.advantages import dump as writer
 from verl_ext.cli import main
-from verl_ext.integration import dump as writer
 
 RIGHT = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 FORM = [1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0]

@@ -13,7 +13,7 @@ from tests.update import updates
 from verl_ext import hooks, update
 from verl_ext.checks.start import CheckedTrainer
 from verl_ext.errors import IntegrationError
-from verl_ext.integration.trainer import WithEstimators
+from verl_ext.trainers.mixin import WithEstimators
 from verl_ext.update import SHARE_MARK, SKIP_MARK, split
 from verl_ext.update.order import order as order_of
 

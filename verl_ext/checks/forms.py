@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from verl_ext.advantages.table import is_number
 from verl_ext.checks.scoring import EndedError, Scorer
 from verl_ext.core.batch import LARGEST_REWARD
 from verl_ext.errors import DataError, Finding
-from verl_ext.integration.table import is_number
 
 THOUGHT = "<think>\nFirst,\nthen.\n</think>\n"
 FORMS = (

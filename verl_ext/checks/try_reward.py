@@ -20,6 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl_ext.advantages.estimator import compute, log_and_dump
+from verl_ext.advantages.group_filter import outside
+from verl_ext.advantages.run import Run
+from verl_ext.advantages.table import Table, is_number
 from verl_ext.checks.forms import Answer, Number, Trial
 from verl_ext.checks.judge import Verdict
 from verl_ext.checks.plan import TOOLS
@@ -32,10 +36,6 @@ from verl_ext.core.groups import Groups
 from verl_ext.core.row_index import RowIndex
 from verl_ext.core.rubrics import Criteria
 from verl_ext.errors import ConfigurationError, DataError, Finding, VerlExtError, listed
-from verl_ext.integration.advantage import compute, log_and_dump
-from verl_ext.integration.run import Run
-from verl_ext.integration.sampling import outside
-from verl_ext.integration.table import Table, is_number
 from verl_ext.run_config import FILTER, FUNCTION, select
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, VerlExtSettings
 

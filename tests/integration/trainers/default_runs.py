@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from tests.integration.trainers.drawn import WIDTH, Drawn, mask_first_prompt
 from verl_ext import hooks
 from verl_ext.checks.start import CheckedTrainer
-from verl_ext.integration.default_trainer import DefaultTrainer
+from verl_ext.trainers.default_trainer import DefaultTrainer
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False")
 HADW = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.eta_min=0")

@@ -14,7 +14,7 @@ from tests.integration.hadw_runs import HADW
 from tests.integration.trainers.drawn import WIDTH, Drawn, mask_first_prompt
 from verl_ext import hooks
 from verl_ext.checks.start import CheckedTrainer
-from verl_ext.integration.ray_trainer import RayTrainer
+from verl_ext.trainers.ray_trainer import RayTrainer
 
 ACCURACY = [1, 0, 0, 0, 1, 1, 1, 0]
 FORMAT = [1, 1, 0, 0, 1, 0, 1, 1]

@@ -12,9 +12,9 @@ import pytest
 from tests import fresh
 from tests.facts import facts, says
 from tests.integration.hadw_runs import capability
+from verl_ext.advantages import checkpoint
+from verl_ext.advantages.run import Run
 from verl_ext.errors import CheckpointError
-from verl_ext.integration import checkpoint
-from verl_ext.integration.run import Run
 from verl_ext.registry import build
 from verl_ext.settings import Settings
 
@@ -170,7 +170,7 @@ def test_a_process_killed_while_it_saves_leaves_no_state_or_the_whole(moment: st
     code = f"""
 import json, os, pathlib, signal
 from tests.integration.trainers.test_checkpoints import run
-from verl_ext.integration import checkpoint
+from verl_ext.advantages import checkpoint
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 {KILLED_AT[moment]}
 with checkpoint.saving(run(pathlib.Path({str(tmp_path)!r}), updates=3)):

@@ -26,8 +26,8 @@ from tests.integration.trainers.default_runs import ACC, DRGRPO, GDPO, HADW, PAD
 from tests.integration.trainers.drawn import CASES, Drawn, batches, check
 from verl_ext.checks.start import CheckedTrainer
 from verl_ext.errors import DataError, IntegrationError
-from verl_ext.integration.default_trainer import DefaultTrainer
-from verl_ext.integration.trainer import WithEstimators
+from verl_ext.trainers.default_trainer import DefaultTrainer
+from verl_ext.trainers.mixin import WithEstimators
 from verl_ext.update import UpdateTrainer
 
 

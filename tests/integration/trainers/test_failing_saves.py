@@ -19,8 +19,8 @@ from tests.facts import a_line_says, facts
 from tests.integration.hadw_runs import HADW, capability
 from tests.integration.trainers import default_runs, ray_runs
 from tests.integration.trainers.default_runs import DRGRPO
+from verl_ext.advantages import checkpoint
 from verl_ext.errors import CheckpointError
-from verl_ext.integration import checkpoint
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 KINDS: dict[str, Callable[[Any], Any]] = {"default": default_runs.made, "RayPPOTrainer": ray_runs.Base}

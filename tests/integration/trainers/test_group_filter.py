@@ -15,6 +15,8 @@ from tests.estimators.every import unwhitened
 from tests.facts import facts
 from tests.integration.own_steps import BySource, Clip, Slower
 from verl_ext import Batch, Settings, Step, build
+from verl_ext.advantages import group_filter, queue, table
+from verl_ext.advantages.run import Run
 from verl_ext.core.chain import Chain
 from verl_ext.core.cross_reward import WeightByVariation
 from verl_ext.core.groups import Groups
@@ -22,8 +24,6 @@ from verl_ext.core.row_index import RowIndex
 from verl_ext.core.step_lists import STEPS
 from verl_ext.core.steps import Center, DivideByBatchStd, WeightedSum
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import queue, sampling, table
-from verl_ext.integration.run import Run
 from verl_ext.registry import INSTALLED
 
 NAN = float("nan")
@@ -188,7 +188,7 @@ def dropped(estimator, groups, *, chain=None, **algorithm):
     settings = settings_of(algorithm)
     if chain is None and estimator in INSTALLED:
         chain = build(estimator, settings)
-    sampling.replace_filter(trainer_of(buffer), Run(estimator, settings, chain))
+    group_filter.replace_filter(trainer_of(buffer), Run(estimator, settings, chain))
     with queue_of(stored, []):
         return buffer._dapo_filtered_keys("train")[0]
 
@@ -201,7 +201,7 @@ def installed(groups, metric="any_reward", **rewards):
     buffer = Buffer(groups)
     settings = settings_of({"rewards": rewards})
     run = Run("gdpo", settings, build("gdpo", settings))
-    sampling.replace_filter(trainer_of(buffer, metric), run)
+    group_filter.replace_filter(trainer_of(buffer, metric), run)
     return buffer, run
 
 
@@ -248,7 +248,7 @@ def test_a_buffer_without_the_method_or_of_another_shape_is_refused():
 
     for buffer in (Other(GROUPS), Without()):
         with pytest.raises(IntegrationError, match=facts("_dapo_filtered_keys", "0.9.0 and 0.9.1")):
-            sampling.replace_filter(trainer_of(buffer), Run("gdpo", Settings(), None))
+            group_filter.replace_filter(trainer_of(buffer), Run("gdpo", Settings(), None))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_mean_at_a_bound_of_accuracy_between_is_kept(values, bounds, kept):
     rows = RowIndex.of_padding(np.zeros(len(values), dtype=bool))
     settings = Settings.parse({"rewards": {"accuracy_key": "acc", "accuracy_between": bounds}}).rewards
     rewards = table.Table(settings=settings, rows=rows, labels=labels, fields={"acc": values})
-    below, above = sampling.outside(Groups.of(labels), rewards)
+    below, above = group_filter.outside(Groups.of(labels), rewards)
     assert bool(below | above) != kept
 
 
@@ -300,4 +300,4 @@ def test_a_step_that_compares_decides_whether_a_group_has_a_signal(monkeypatch):
 
     monkeypatch.setitem(STEPS, "compared", Compared)
     batch = Batch.of([[1, 0], [0, 1], [1, 0], [0, 0]], list("aabb"), keys=("x", "y"))
-    assert sampling.has_signal(batch, Chain((WeightedSum(), Compared())), None).tolist() == [False, True]
+    assert group_filter.has_signal(batch, Chain((WeightedSum(), Compared())), None).tolist() == [False, True]

@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 
 from verl_ext import hooks
+from verl_ext.advantages import queue
+from verl_ext.advantages.run import Run
+from verl_ext.advantages.table import Needs, Table
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step
 from verl_ext.core.groups import TOLERANCE, Bools, Groups
@@ -20,9 +23,6 @@ from verl_ext.core.row_index import uids_of
 from verl_ext.core.step_lists import is_built_in
 from verl_ext.core.steps import Center
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import queue
-from verl_ext.integration.run import Run
-from verl_ext.integration.table import Needs, Table
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD
 
 METHOD = "_dapo_filtered_keys"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext import hooks
+from verl_ext.advantages import checkpoint
+from verl_ext.advantages.run import Run
 from verl_ext.errors import listed
-from verl_ext.integration import checkpoint
-from verl_ext.integration.run import Run
 from verl_ext.run_config import RunConfig
 
 

@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from verl_ext.advantages.table import Needs, Table
 from verl_ext.core.batch import SCORE
 from verl_ext.core.chain import Chain, State
 from verl_ext.core.metrics import Metrics
 from verl_ext.errors import IntegrationError
 from verl_ext.hooks import member
-from verl_ext.integration.table import Needs, Table
 from verl_ext.run_config import require_unchanged
 from verl_ext.settings import Settings
 

@@ -11,11 +11,11 @@ from typing import Any
 from weakref import WeakSet
 
 from verl_ext import hooks
-from verl_ext.integration.advantage import log_and_dump
-from verl_ext.integration.prompts import FIELDS, naming_prompts
-from verl_ext.integration.run import CURRENT, Run
-from verl_ext.integration.table import of_batch
-from verl_ext.integration.trainer import WithEstimators
+from verl_ext.advantages.estimator import log_and_dump
+from verl_ext.advantages.prompts import FIELDS, naming_prompts
+from verl_ext.advantages.run import CURRENT, Run
+from verl_ext.advantages.table import of_batch
+from verl_ext.trainers.mixin import WithEstimators
 
 RUNS: WeakSet[Run] = WeakSet()
 """The runs of this process's trainers."""

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 
 from verl_ext import hooks
+from verl_ext.advantages import checkpoint, dump
+from verl_ext.advantages.run import CURRENT, Run
+from verl_ext.advantages.table import Table, is_number
 from verl_ext.core.batch import SCORE, Batch
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array, Index, divide
 from verl_ext.core.metrics import advantage_metrics, contribution_metrics, metric_name, reward_metrics, turn_metrics
 from verl_ext.core.token_tensors import float_mask, row_sums, scores
 from verl_ext.errors import IntegrationError, listed
-from verl_ext.integration import checkpoint, dump
-from verl_ext.integration.run import CURRENT, Run
-from verl_ext.integration.table import Table, is_number
 from verl_ext.names import is_ours
 
 ZERO_BATCHES = 5

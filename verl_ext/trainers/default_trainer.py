@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from verl_ext import hooks
+from verl_ext.advantages import group_filter, queue
+from verl_ext.advantages.estimator import log_and_dump
+from verl_ext.advantages.prompts import FIELDS, naming_prompts
+from verl_ext.advantages.run import Run
+from verl_ext.advantages.table import Table
 from verl_ext.core.row_index import uids_of
 from verl_ext.core.token_tensors import dense
-from verl_ext.integration import queue, sampling
-from verl_ext.integration.advantage import log_and_dump
-from verl_ext.integration.prompts import FIELDS, naming_prompts
-from verl_ext.integration.run import Run
-from verl_ext.integration.table import Table
-from verl_ext.integration.trainer import WithEstimators
+from verl_ext.trainers.mixin import WithEstimators
 
 logger = logging.getLogger("verl_ext")
 
@@ -39,7 +39,7 @@ class DefaultTrainer(WithEstimators):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         if self._verl_ext is not None:
-            sampling.replace_filter(self, self._verl_ext)
+            group_filter.replace_filter(self, self._verl_ext)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Compute with the rewards of the batch, and log our metrics."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from verl_ext.advantages.run import Run
 from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array
 from verl_ext.core.steps import WeightedSum
 from verl_ext.files import replacing
-from verl_ext.integration.run import Run
 from verl_ext.settings import Settings
 
 FAILED = "dump"

@@ -1,0 +1,1 @@
+"""What verl_ext adds to verl's trainers, the default trainer and `RayPPOTrainer`."""
