@@ -2,17 +2,19 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-from verl_ext.advantages.estimator import compute
-from verl_ext.advantages.run import Run
-from verl_ext.advantages.table import of_batch
+from verl_ext.advantages.data_proto import read_table
+from verl_ext.advantages.estimator import compute, computing
+from verl_ext.advantages.table import Request, Table
 from verl_ext.core.chain import State
 from verl_ext.core.row_index import RowIndex
 from verl_ext.registry import build
+from verl_ext.run import Run
 from verl_ext.settings import Settings
 
 
@@ -75,15 +77,33 @@ def call_on_tensors(
         run = Run(name, settings, build(name, settings), state=state)
     components = components or {}
     returned = [name for name in components if name in ("acc", "score")] if returned is None else returned
-    found = of_batch(components, batch or {}, list(uids), mask, run.needs, returned=returned)
+    table = table_of(run, components, uids, mask, returned=returned, tensors=batch)
     if rows is not None:
-        found = replace(found, rows=rows)
-    with run.computing(found):
+        table = replace(table, rows=rows)
+    with computing(run, table):
         advantages, returns = compute(
             name, token_level_rewards=rewards, response_mask=mask, index=object_array(uids), config=None
         )
     per_row = advantages.gather(1, mask.long().argmax(dim=1, keepdim=True))[:, 0].tolist() if advantages.numel() else []
     return Call(np.array(per_row, dtype=float), advantages, returns, run.metrics, run.state)
+
+
+def table_of(
+    run: Run,
+    fields: Mapping[str, Any],
+    uids: Sequence[Hashable],
+    mask: torch.Tensor,
+    *,
+    returned: Sequence[str] | None,
+    tensors: Mapping[str, torch.Tensor] | None = None,
+) -> Table:
+    """The rewards of a batch of `RayPPOTrainer` with these fields."""
+    data = SimpleNamespace(
+        batch={"response_mask": mask, **(tensors or {})},
+        non_tensor_batch={"uid": object_array(uids), **fields},
+        meta_info={"reward_extra_keys": returned},
+    )
+    return read_table(data, Request.of(run))
 
 
 def metrics_of(name: str, scores: Sequence[float], uids: Sequence[Hashable], **given: Any) -> dict[str, float]:

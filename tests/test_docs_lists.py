@@ -22,7 +22,7 @@ from verl_ext import Settings, build
 from verl_ext.checks.dry_run import NO_EFFECT, dry_run
 from verl_ext.checks.judge import judge
 from verl_ext.methods.simple import SIMPLE_METHODS
-from verl_ext.run_config import RunConfig
+from verl_ext.run import Run
 
 PAGE = (Path(__file__).parents[1] / "docs/pages/lists.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -207,7 +207,7 @@ def test_the_dry_run_sees_the_effect_of_every_step_and_of_any_number_of_weights(
     ]
     rewards = {"keys": [f"r{number}" for number in range(count)], "weights": [1.0, 0.5, 2.0, 1.0, 0.7, 0.3][:count]}
     settings = Settings.parse({"compose": {"steps": steps}, "rewards": rewards})
-    run = RunConfig("compose", settings, build("compose", settings), config=None)
+    run = Run("compose", settings, build("compose", settings), config=None)
     expected = [NO_EFFECT] if title == "RVPO" and count > 1 else []
     assert [*dry_run(run)] == expected
 

@@ -32,7 +32,7 @@ OURS = "__verl_ext__"
 TRAINERS = {True: "verl.trainer.ppo.v1.trainer_base", False: "verl.trainer.ppo.ray_trainer"}
 """The module of the trainer that verl's entry point starts, by `trainer.use_v1`."""
 RULES: dict[str, bool] = {}
-"""Rules that subpackages and other plugins add: `module:function` of a `RunConfig`, and whether every run is checked.
+"""Rules that subpackages and other plugins add: `module:function` of a `Run`, and whether every run is checked.
 
 Otherwise the rule is for runs that use verl_ext, and for `check`."""
 
@@ -133,15 +133,6 @@ def require(*modules: str) -> None:
         ) from failed[0].error
 
 
-def lacking(what: str) -> IntegrationError:
-    """Return the error for a trainer in which verl_ext is incomplete; raise the error of a hook if one failed."""
-    require()
-    return IntegrationError(
-        f"verl_ext is not fully active in this trainer, because {what}. Run `python -m verl_ext doctor` in the same "
-        "environment."
-    )
-
-
 def require_hooked(module: str) -> None:
     """Import a module, and raise unless its hook holds."""
     try:
@@ -214,38 +205,6 @@ def require_parameters(owner: Any, name: str, expected: Sequence[str]) -> None:
 def _positional(function: Any) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     return [item.name for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD]
-
-
-@functools.cache
-def under(mixin: type, cls: type) -> type:
-    """Return a subclass of the mixin and the class, with the name of the class: always the same one for a class."""
-    if issubclass(cls, mixin):
-        return cls
-    named = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(cls.__name__, (mixin, cls), named)
-
-
-def put_over(module: ModuleType, mixin: type) -> None:
-    """Apply a mixin to the trainers of a module of `TRAINERS`; the methods of the last mixin run first.
-
-    Raise unless verl's class has the methods of the mixin, with the same parameters.
-    """
-    default = module.__name__ == TRAINERS[True]
-    trainer = member(module, "PPOTrainer" if default else "RayPPOTrainer")
-    for name, method in inspect.getmembers(mixin, inspect.isfunction):
-        require_parameters(trainer, name, _positional(method))
-    if default:  # the function with which verl selects its own trainers and those of other packages
-        wrap(module, "get_trainer_cls", lambda original, name: _under_chosen(mixin, original(name)))
-    else:
-        replace(module, "RayPPOTrainer", under(mixin, trainer))
-
-
-def _under_chosen(mixin: type, chosen: Any) -> Any:
-    """Apply a mixin to the class that verl selects; return a function that was registered instead of a class as it is.
-
-    The checks inspect the trainer that such a function returns.
-    """
-    return under(mixin, chosen) if isinstance(chosen, type) else chosen
 
 
 def require_passed_on(cls: type, mixin: type, names: Iterable[str]) -> None:

@@ -6,17 +6,10 @@ own failures. It does not import verl or torch. A run that needs a subpackage wh
 
 from verl_ext.hooks import RULES, TRAINERS, Hook, schedule
 
-DEFAULT, RAY = TRAINERS[True], TRAINERS[False]
-
 schedule(
     Hook("verl.trainer.ppo.core_algos", "verl_ext.advantages.estimator:install", "names of the estimators"),
-    Hook(DEFAULT, "verl_ext.trainers.default_trainer:install", "estimators in the default (V1) trainer"),
-    Hook(RAY, "verl_ext.trainers.ray_trainer:install", "estimators in RayPPOTrainer"),
-    Hook(DEFAULT, "verl_ext.update:over_trainers", "faster update in the default trainer"),
-    Hook(RAY, "verl_ext.update:over_trainers", "faster update in RayPPOTrainer"),
-    # After the others, so that a trainer's configuration is checked before they read it.
-    Hook(DEFAULT, "verl_ext.checks.start:over_trainers", "checks in the default trainer"),
-    Hook(RAY, "verl_ext.checks.start:over_trainers", "checks in RayPPOTrainer"),
+    Hook(TRAINERS[True], "verl_ext.trainers.default_trainer:install", "verl_ext in the default (V1) trainer"),
+    Hook(TRAINERS[False], "verl_ext.trainers.ray_trainer:install", "verl_ext in RayPPOTrainer"),
     Hook("verl.utils.config", "verl_ext.checks.start:over_driver", "checks before Ray starts"),
     Hook("verl.trainer.main_ppo", "verl_ext.checks.start:over_driver", "checks before Ray starts in other programs"),
     Hook("hydra.core.config_store", "verl_ext.conf:store_presets", "configuration presets"),

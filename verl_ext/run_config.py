@@ -1,92 +1,68 @@
-"""The configuration of a run, read from verl's objects. The subpackages and the rules share it."""
+"""Read the configuration of a run from verl's objects."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from verl_ext import rewards
 from verl_ext.conf import PRESET_NAMES
-from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, reading
 from verl_ext.names import is_anothers, is_ours
-from verl_ext.registry import default_section, entries_read, method_and_base, sections
+from verl_ext.registry import default_section, entries_read, sections
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, COMMON, VERL_NAMES, Settings, entries_set
 
+ESTIMATOR = "algorithm.adv_estimator"
 ACTOR = "actor_rollout_ref.actor"
 FILTER = "algorithm.filter_groups"
 FUNCTION = "reward.custom_reward_function"
 
 
-@dataclass(frozen=True)
-class RunConfig:
-    """The configuration of one run, as the rules need it."""
+def has_algorithm(config: Any) -> bool:
+    """Return whether a configuration has the section `algorithm`, without which verl_ext has nothing to read."""
+    return OmegaConf.is_dict(config) and OmegaConf.is_dict(config.get("algorithm"))
 
-    name: str
-    """The estimator."""
-    settings: Settings
-    """The settings in force, or the defaults if they cannot be read."""
-    chain: Chain | None
-    """The steps of the estimator, or None if it is not an estimator of verl_ext or cannot be built."""
-    config: Any
-    """verl's whole configuration."""
 
-    @classmethod
-    def of(cls, config: Any) -> RunConfig | None:
-        """Return the configuration of a run with unread settings, or None without a section `algorithm`.
+def entries_in_use(config: Any) -> Iterator[str]:
+    """Yield the entries of a configuration with which a run uses verl_ext. A run without any does not use it.
 
-        Estimators of verl_ext do not compute for a configuration without that section.
-        """
-        if not (OmegaConf.is_dict(config) and OmegaConf.is_dict(config.get("algorithm"))):
-            return None
-        return cls(estimator_name(config), Settings(), None, config)
+    A run uses verl_ext if at least one of these is true:
 
-    @property
-    def filter(self) -> str | None:
-        """The metric by which verl filters groups, or None if verl does not filter."""
-        return self.select(f"{FILTER}.metric") if self.select(f"{FILTER}.enable") else None
+    - verl_ext computes the estimator `algorithm.adv_estimator`. If another package registers an estimator of this name
+      with verl, that package computes it;
+    - a preset of verl_ext is selected, as with `+verl_ext=gdpo`, or the section `algorithm.verl_ext` is set;
+    - `algorithm.filter_groups` is enabled with a metric of verl_ext, `any_reward` or `accuracy_between`;
+    - the reward function is a module of `verl_ext.rewards`;
+    - another section of verl_ext below `algorithm`, for example `algorithm.rewards`, can be read and differs from its
+      defaults. A section that cannot be read may belong to another package.
+    """
+    if is_ours(estimator_name(config)):
+        yield ESTIMATOR
+    for path in (PRESET_NAMES, "algorithm.verl_ext"):
+        if select(config, path):
+            yield path
+    if select(config, f"{FILTER}.enable") and select(config, f"{FILTER}.metric") in (ANY_REWARD, ACCURACY_BETWEEN):
+        yield f"{FILTER}.metric"
+    if own_scorer(config) is not None:
+        yield f"{FUNCTION}.path"
+    for name in set_in(config.algorithm):
+        yield f"algorithm.{name}"
 
-    @property
-    def computes(self) -> bool:
-        """Whether verl_ext computes the advantages."""
-        return is_ours(self.name)
 
-    @property
-    def ours(self) -> bool:
-        """Whether the run uses verl_ext."""
-        return self.computes or self.asked
-
-    @property
-    def asked(self) -> bool:
-        """Whether the configuration selects a preset, group filter, reward function or setting of verl_ext."""
-        named = any(self.select(path) for path in (PRESET_NAMES, "algorithm.verl_ext"))
-        chosen = self.filter in (ANY_REWARD, ACCURACY_BETWEEN) or own_scorer(self.config) is not None
-        return named or chosen or any(set_in(self.config.algorithm))
-
-    @property
-    def only_validates(self) -> bool:
-        """Whether the run validates once without training. verl reads `val_only` only if `val_before_train` is set."""
-        return bool(self.select("trainer.val_only") and self.select("trainer.val_before_train"))
-
-    @property
-    def used(self) -> tuple[str, ...]:
-        """The estimators whose settings and rules apply."""
-        return method_and_base(self.name, self.settings) if self.computes else ()
-
-    def select(self, path: str) -> Any:
-        """Return an entry of the configuration, or None."""
-        return select(self.config, path)
+def uses_verl_ext(config: Any) -> bool:
+    """Return whether a run uses verl_ext: see `entries_in_use`."""
+    return any(entries_in_use(config))
 
 
 def set_in(config: Any) -> Iterator[str]:
     """Yield the names of verl_ext's sections in a configuration that are readable and differ from their defaults."""
     for name, kind in sections().items():
         with suppress(ConfigurationError), reading(name, ConfigurationError):
-            if Settings.parse({name: resolved(config.get(name))}).of(name, kind) != default_section(kind):
+            section = Settings.parse({name: resolved(config.get(name))}).of(name, kind)
+            if section != default_section(kind):
                 yield name
 
 
@@ -109,16 +85,17 @@ def require_unchanged(config: Any, name: str, settings: Settings, *, computes: b
     Without `computes` the run uses an estimator of verl, which reads verl's settings again in every step. In that case
     only the settings of verl_ext are compared.
     """
-    compared = entries_read() if computes else (*COMMON, *VERL_NAMES.values())
-    now, before = entries_set(_entries_of(config)), settings.given
-    found = [*_differences(name, estimator_name(config), "algorithm.adv_estimator")]
-    for entry in compared:
+    names = entries_read() if computes else (*COMMON, *VERL_NAMES.values())
+    entries_at_start = settings.given
+    entries_now = entries_set(_entries_of(config))
+    differences = list(_differences(name, estimator_name(config), ESTIMATOR))
+    for entry in names:
         if not is_anothers(entry):
-            found += _differences(before.get(entry), now.get(entry), f"algorithm.{entry}")
-    if found:
+            differences += _differences(entries_at_start.get(entry), entries_now.get(entry), f"algorithm.{entry}")
+    if differences:
         raise ConfigurationError(
-            f"{', and '.join(found)}. A run reads the settings of the advantages, such as the weights of the rewards, "
-            "only at its start. Set these settings before the start. To change them, start a new run."
+            f"{', and '.join(differences)}. A run reads the settings of the advantages, such as the weights of the "
+            "rewards, only at its start. Set these settings before the start. To change them, start a new run."
         )
 
 
@@ -155,5 +132,5 @@ def select(config: Any, path: str) -> Any:
 
 def estimator_name(config: Any) -> str:
     """Return the name in `algorithm.adv_estimator`, which may be an enum."""
-    name = select(config, "algorithm.adv_estimator")
+    name = select(config, ESTIMATOR)
     return str(getattr(name, "value", name))

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -87,10 +88,11 @@ def contenders(given: dict[str, object], turns: int) -> dict[str, Callable[[], o
     """Return the functions to time, by name."""
     from verl.trainer.ppo import core_algos
 
-    from verl_ext.advantages.estimator import compute
-    from verl_ext.advantages.run import Run
-    from verl_ext.advantages.table import of_batch
+    from verl_ext.advantages.data_proto import read_table
+    from verl_ext.advantages.estimator import compute, computing
+    from verl_ext.advantages.table import Request
     from verl_ext.registry import build
+    from verl_ext.run import Run
     from verl_ext.settings import Settings
 
     rewards, mask, uids = given["token_level_rewards"], given["response_mask"], given["index"]
@@ -113,6 +115,11 @@ def contenders(given: dict[str, object], turns: int) -> dict[str, Callable[[], o
         floor()
 
     components = given["non_tensor_batch"]
+    batch = SimpleNamespace(
+        batch={"response_mask": mask},
+        non_tensor_batch={"uid": uids, **components},
+        meta_info={"reward_extra_keys": ()},
+    )
 
     def in_a_trainer(name: str) -> Callable[[], object]:
         """Return an estimator of verl_ext as a trainer calls it: the settings are read once per run."""
@@ -121,7 +128,7 @@ def contenders(given: dict[str, object], turns: int) -> dict[str, Callable[[], o
         function = call(partial(compute, name), name)
 
         def step() -> object:
-            with run.computing(of_batch(components, {}, uids.tolist(), mask, run.needs, returned=())):
+            with computing(run, read_table(batch, Request.of(run))):
                 return function()
 
         return step

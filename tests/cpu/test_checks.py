@@ -5,7 +5,7 @@ from tests.configs import compose_quickly
 from tests.facts import says
 from verl_ext.checks.judge import judge
 from verl_ext.cpu import checks
-from verl_ext.run_config import RunConfig
+from verl_ext.run import Run
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 ATTENTION = "override_config.attn_implementation"
@@ -23,7 +23,7 @@ def configuration(*overrides, group="cpu"):
 
 
 def complaints(*overrides, group="cpu"):
-    run = RunConfig.of(configuration(*overrides, group=group))
+    run = Run("grpo", config=configuration(*overrides, group=group))
     return [*checks.rule(run)]
 
 

@@ -8,11 +8,11 @@ from tests.calls import call, metrics_of, object_array
 from tests.estimators.small import GDPO, UIDS, X, Y, fields, gdpo
 from tests.facts import facts, says
 from verl_ext import Settings, build
-from verl_ext.advantages.estimator import log_rewards
-from verl_ext.advantages.run import Run
+from verl_ext.advantages.log import log_rewards
 from verl_ext.advantages.table import Table
 from verl_ext.core.row_index import RowIndex
 from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.run import Run
 
 ODD = {
     3: [1.0] * 4,  # no text
@@ -31,7 +31,7 @@ def test_an_invalid_component_that_is_only_logged_causes_one_warning_and_no_erro
     settings = Settings.parse({"rewards": {"log": "all"}})
     run = Run(name, settings, build(name, settings) if name != "grpo" else None)
     rows = RowIndex.of_padding(np.zeros(4, dtype=bool))
-    rewards = Table(settings=run.settings.rewards, rows=rows, labels=UIDS, fields=ODD | FINE, returned=[*ODD, *FINE])
+    rewards = Table(settings=run.settings.rewards, rows=rows, labels=UIDS, results=ODD | FINE)
     for _ in range(2):
         log_rewards(run, rewards)
     assert {metric.split("/")[1] for metric in run.metrics} == set(FINE)
@@ -40,7 +40,7 @@ def test_an_invalid_component_that_is_only_logged_causes_one_warning_and_no_erro
     assert len(said) == len(ODD)
     assert all(any(repr(key) in text for text in said) for key in ODD)
     # A key of a run with verl's own estimator is only logged, too.
-    assert all(np.isnan(rewards.column(key, "keys", counts=False)[0]) for key in ODD if key != 3)
+    assert all(np.isnan(rewards.column(key, "keys", strict=False)[0]) for key in ODD if key != 3)
 
 
 @pytest.mark.parametrize(

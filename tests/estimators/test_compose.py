@@ -16,7 +16,7 @@ from verl_ext.core.step_lists import STEPS, as_list
 from verl_ext.errors import ConfigurationError
 from verl_ext.methods import METHODS
 from verl_ext.registry import possible_bases
-from verl_ext.run_config import RunConfig
+from verl_ext.run import Run
 
 EVERY = [
     *every.ESTIMATORS.values(),
@@ -54,7 +54,7 @@ def composed(*steps, **algorithm) -> Chain:
 def findings_at_start_up(*steps, **algorithm) -> list[Finding]:
     """Return the findings for a list of steps that has been built."""
     settings = Settings.parse({"compose": {"steps": list(steps)}} | algorithm)
-    return list(dry_run(RunConfig("compose", settings, build("compose", settings), OmegaConf.create())))
+    return list(dry_run(Run("compose", settings, build("compose", settings), OmegaConf.create())))
 
 
 SUMMED = ["weighted_sum", "center"]

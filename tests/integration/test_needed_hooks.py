@@ -10,10 +10,9 @@ import pytest
 from tests import fresh
 from tests.facts import a_line_says, says
 from tests.integration.conftest import has_default_trainer
-from verl_ext.advantages.run import Run
 from verl_ext.errors import IntegrationError
 from verl_ext.hooks import TESTED
-from verl_ext.settings import Settings
+from verl_ext.run import Run
 from verl_ext.trainers.default_trainer import missing_responses
 
 CORE = "verl.trainer.ppo.core_algos"
@@ -38,10 +37,8 @@ after_import({module!r}, lose)
 import verl
 from tests.configs import compose
 from verl_ext import hooks
-from verl_ext.checks.start import CheckedTrainer
 from verl_ext.errors import IntegrationError
-from verl_ext.trainers.mixin import WithEstimators
-from verl_ext.update import UpdateTrainer
+from verl_ext.trainers.mixin import TrainerMixin, with_mixin
 
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")
 SKIP = "+algorithm.verl_ext.skip_zero_advantage=True"
@@ -51,8 +48,7 @@ class Trainer:
     def __init__(self, config):
         pass
 
-for part in (WithEstimators, UpdateTrainer, CheckedTrainer):
-    Trainer = hooks.under(part, Trainer)
+Trainer = with_mixin(TrainerMixin, Trainer)
 
 for name, overrides, v1 in (
     ("DEFAULT", GDPO, use_v1), ("SKIP", (*GDPO, SKIP), use_v1), ("OTHER", GDPO, not use_v1),
@@ -81,51 +77,6 @@ def test_a_run_needs_the_hooks_that_it_uses_and_no_others(case: str) -> None:
         assert a_line_says(done.stdout, f"{name} started", "whiten"), f"{done.stdout}\n{done.stderr}"
 
 
-TAKEN = """
-import sys
-from pathlib import Path
-from types import ModuleType
-import verl_ext
-
-# The package without a subpackage: neither its files nor its lines in the table of hooks.
-lines = Path(verl_ext.__file__).with_name("plugin.py").read_text().splitlines()
-plugin = sys.modules["verl_ext.plugin"] = ModuleType("verl_ext.plugin")
-exec("\\n".join(line for line in lines if {subpackage!r} not in line), vars(plugin))
-sys.modules[{subpackage!r}] = None
-
-from verl.trainer.ppo import ray_trainer
-from tests.configs import compose
-from verl_ext.errors import IntegrationError
-
-ray_trainer.RayPPOTrainer.__mro__[-2].__init__ = lambda self, config: None
-GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")
-SKIP = "+algorithm.verl_ext.skip_zero_advantage=True"
-for name, overrides in (("GDPO", GDPO), ("SKIP", (*GDPO, SKIP)), ("VERLS", ("algorithm.adv_estimator=grpo",))):
-    try:
-        run = getattr(ray_trainer.RayPPOTrainer(compose(*overrides)), "_verl_ext", None)
-        print(name, "started", None if run is None else [step.name for step in run.chain.steps])
-    except IntegrationError as error:
-        print(name, "refused", error)
-"""
-
-
-@pytest.mark.parametrize(
-    ("subpackage", "refused"),
-    [
-        ("verl_ext.checks", {"GDPO", "SKIP"}),
-        ("verl_ext.update", {"SKIP"}),
-        ("verl_ext.trainers.ray_trainer", {"GDPO", "SKIP"}),
-    ],
-)
-def test_without_a_subpackage_the_runs_that_need_it_are_refused(subpackage: str, refused: set[str]) -> None:
-    done = fresh.run(TAKEN.format(subpackage=subpackage), environment=dict(os.environ))
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert a_line_says(done.stdout, "VERLS started", "None"), done.stdout
-    for name in ("GDPO", "SKIP"):
-        wanted = ("refused", "doctor") if name in refused else ("started", "whiten")
-        assert a_line_says(done.stdout, name, *wanted), done.stdout
-
-
 MOVED = """
 import importlib.abc, runpy, sys
 
@@ -152,6 +103,6 @@ def test_a_run_whose_trainer_has_moved_is_refused_before_ray_starts(tmp_path: Pa
 
 def test_names_that_verls_trainer_has_lost_have_no_default() -> None:
     with pytest.raises(IntegrationError, match="local_trigger_step"):
-        _ = Run("gdpo", Settings(), None, SimpleNamespace(global_steps=1)).update
+        _ = Run("gdpo", trainer=SimpleNamespace(global_steps=1)).update
     with pytest.raises(IntegrationError, match="parameter_sync_step"):
         missing_responses(SimpleNamespace(config=None), 1)

@@ -33,7 +33,7 @@ from verl_ext.names import owner
 from verl_ext.registry import INSTALLED, entries_read
 from verl_ext.run_config import select, set_in
 from verl_ext.settings import RewardsSettings
-from verl_ext.trainers.mixin import WithEstimators, start
+from verl_ext.trainers.mixin import TrainerMixin, start
 
 HOME = Path(verl.__file__).parent
 REGISTRY = core_algos.ADV_ESTIMATOR_REGISTRY
@@ -219,10 +219,10 @@ TRIED: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("case", TRIED)
 def test_a_run_without_this_package_is_not_refused(case: str) -> None:
     config = compose(*TRIED[case])
-    verdict = check_run(config)
-    assert verdict is not None
-    assert not verdict.ours
-    assert start(WithEstimators.__new__(WithEstimators), config) is None
+    run = check_run(config)
+    assert run is not None
+    assert not run.uses_verl_ext
+    assert start(TrainerMixin.__new__(TrainerMixin), config) is None
     assert judge(config).errors == []
 
 
@@ -245,9 +245,9 @@ def test_every_configuration_of_verl_goes_on(folder: str, name: str) -> None:
     if "algorithm" not in config:
         assert check_run(config) is None
         return
-    verdict = check_run(config)
-    assert verdict is not None
-    assert not verdict.ours
+    run = check_run(config)
+    assert run is not None
+    assert not run.uses_verl_ext
 
 
 NAMES = st.one_of(
@@ -297,7 +297,7 @@ def test_whatever_a_stranger_writes_and_registers_his_run_is_not_refused(
         of_ours = [*set_in(config.algorithm), *filter(None, [select(config, "algorithm.verl_ext")])]
         if is_ours(name) or moved or of_ours:
             return
-        verdict = check_run(config)
-        assert verdict is not None
-        assert not verdict.ours
+        run = check_run(config)
+        assert run is not None
+        assert not run.uses_verl_ext
         judge(config)

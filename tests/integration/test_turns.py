@@ -9,15 +9,15 @@ import torch
 from hypothesis import given
 
 from tests.batches import rollouts
-from tests.calls import call_on_tensors, object_array
+from tests.calls import call_on_tensors, object_array, table_of
 from tests.estimators.every import EVERY, components
 from tests.estimators.every import run as computed
 from verl_ext import DataError, Settings, build, per_turn
 from verl_ext.advantages import queue
-from verl_ext.advantages.estimator import compute
-from verl_ext.advantages.run import Run
-from verl_ext.advantages.table import Needs, of_batch
+from verl_ext.advantages.estimator import compute, computing
+from verl_ext.advantages.table import Request
 from verl_ext.errors import ConfigurationError
+from verl_ext.run import Run
 
 CONFIG = {"rewards": {"keys": ["tool", "right"], "per_turn": ["tool"], "turn_discount": 0.5}}
 # Two prompts; two turns, one, three with a tool's tokens between them, one.
@@ -78,9 +78,9 @@ def test_a_rejected_response_keeps_its_turns_or_leaves(rejected):
     config = {"rewards": CONFIG["rewards"] | {"rejected": rejected}}
     run = run_of("drgrpo", config)
     fields = {"tool": object_array(texts(TOOL)), "right": object_array(RIGHT)}
-    rewards = of_batch(fields, {}, UIDS, torch.tensor(MASKS), run.needs, returned=["tool", "right"])
+    table = table_of(run, fields, UIDS, torch.tensor(MASKS), returned=["tool", "right"])
     after = torch.tensor([MASKS[0], MASKS[1], [0] * 7, MASKS[3]])
-    with run.computing(rewards):
+    with computing(run, table):
         found, _ = compute(
             "drgrpo", token_level_rewards=torch.zeros(4, 7), response_mask=after, index=object_array(UIDS)
         )
@@ -170,5 +170,6 @@ def test_a_session_was_cut_if_any_of_its_outputs_has_the_longest_length(monkeypa
     """A short output may follow one that was cut."""
     masks = torch.nested.nested_tensor([torch.ones(size) for size in (5, 2, 3)], layout=torch.jagged)
     monkeypatch.setattr(queue, "fetch", lambda *_: {"response_mask": masks})
-    rewards = queue.table_of(["p_0_0", "p_0_1", "p_1_0"], "train", Needs(Settings().rewards, turns=True, longest=5))
-    assert rewards.cut.tolist() == [True, False]
+    request = Request(Settings().rewards, turns=True, max_response_length=5)
+    table = queue.read_table(["p_0_0", "p_0_1", "p_1_0"], "train", request)
+    assert table.truncated.tolist() == [True, False]

@@ -10,10 +10,9 @@ from tests.configs import compose
 from tests.facts import facts
 from tests.update import update_tasks as tasks
 from tests.update import updates
-from verl_ext import hooks, update
-from verl_ext.checks.start import CheckedTrainer
+from verl_ext import update
 from verl_ext.errors import IntegrationError
-from verl_ext.trainers.mixin import WithEstimators
+from verl_ext.trainers.mixin import TrainerMixin, with_mixin
 from verl_ext.update import SHARE_MARK, SKIP_MARK, split
 from verl_ext.update.order import order as order_of
 
@@ -153,7 +152,7 @@ class Passes:
         self.given.append(dict(vars(batch).popitem()[1]))
 
 
-Trainer = hooks.under(CheckedTrainer, hooks.under(update.UpdateTrainer, hooks.under(WithEstimators, Passes)))
+Trainer = with_mixin(TrainerMixin, Passes)
 
 
 def trainer_with(group, *settings):

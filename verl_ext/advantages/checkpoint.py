@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext import __version__
-from verl_ext.advantages.run import Run
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.errors import CheckpointError, reading
 from verl_ext.files import replacing, sync_folder
+from verl_ext.run import Run
 
 logger = logging.getLogger("verl_ext")
 

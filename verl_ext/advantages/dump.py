@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.advantages.run import Run
 from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array
 from verl_ext.core.steps import WeightedSum
 from verl_ext.files import replacing
+from verl_ext.run import Run
 from verl_ext.settings import Settings
 
 FAILED = "dump"
@@ -51,6 +51,13 @@ def write(run: Run, batch: Batch, advantages: Array, *, total: Array | None = No
             f"Advantages cannot be written to algorithm.verl_ext.dump_dir={dump_dir}: {error}. This run writes no "
             "more of them.",
         )
+
+
+def make_dump_dir(run: Run) -> None:
+    """Make the folder `algorithm.verl_ext.dump_dir`, if it is set."""
+    dump_dir = run.settings.verl_ext.dump_dir
+    if dump_dir is not None:
+        Path(dump_dir).mkdir(parents=True, exist_ok=True)
 
 
 def new_folder(home: Path, start: int) -> Path:

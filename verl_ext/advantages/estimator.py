@@ -2,10 +2,14 @@
 
 verl's registry is not modified. An estimator that another package registers under the same name takes precedence,
 whether it is registered before or after verl_ext is loaded.
+
+verl passes an estimator neither the trainer nor the named rewards. So the trainer reads the rewards into a `Table` and
+calls verl's advantage step within `computing(run, table)`. verl then calls `compute`, which finds both in `CURRENT`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -15,189 +19,128 @@ import torch
 
 from verl_ext import hooks
 from verl_ext.advantages import checkpoint, dump
-from verl_ext.advantages.run import CURRENT, Run
-from verl_ext.advantages.table import Table, is_number
-from verl_ext.core.batch import SCORE, Batch
+from verl_ext.advantages.log import log_advantages, log_rewards
+from verl_ext.advantages.table import Table
+from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, plain_state
-from verl_ext.core.groups import Array, Index, divide
-from verl_ext.core.metrics import advantage_metrics, contribution_metrics, metric_name, reward_metrics, turn_metrics
-from verl_ext.core.token_tensors import float_mask, row_sums, scores
-from verl_ext.errors import IntegrationError, listed
+from verl_ext.core.groups import Array
+from verl_ext.core.token_tensors import float_mask, scores
+from verl_ext.errors import IntegrationError
 from verl_ext.names import is_ours
+from verl_ext.run import Run
 
-ZERO_BATCHES = 5
-"""The number of consecutive batches without an advantage after which a run is warned."""
+CURRENT: ContextVar[tuple[Run, Table] | None] = ContextVar("verl_ext_current", default=None)
+"""The run whose advantages are being computed, with the rewards of the batch."""
 
 
 def install(core_algos: ModuleType) -> None:
-    """Wrap the function by which verl's trainers find an estimator."""
+    """Wrap the function with which verl's trainers find an estimator."""
     hooks.member(core_algos, "ADV_ESTIMATOR_REGISTRY")
     hooks.wrap(core_algos, "get_adv_estimator_fn", wrap_lookup)
 
 
 def wrap_lookup(original: Callable[..., Any], name_or_enum: Any) -> Any:
-    """`get_adv_estimator_fn(name_or_enum)`: return our function for a name of ours."""
+    """`get_adv_estimator_fn(name_or_enum)`: return our function for an estimator of verl_ext."""
     name = str(getattr(name_or_enum, "value", name_or_enum))
     return partial(compute, name) if is_ours(name) else original(name_or_enum)
+
+
+@contextmanager
+def computing(run: Run, table: Table) -> Iterator[None]:
+    """Let the estimator that verl calls in the block compute for this run and with these rewards."""
+    run.require_unchanged()
+    run.estimator_called = False
+    token = CURRENT.set((run, table))
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)
 
 
 def compute(
     name: str, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **_other: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the advantages `[B, L]` of the batch that a trainer is computing, twice: verl wants returns as well."""
-    run, chain, table = _at_work(name)
-    rows, settings = table.rows, run.settings.rewards
-    if len(rows.trajectory_of_row) != len(response_mask):
+    """Return the advantages `[B, L]` of the batch, twice, because verl wants returns as well.
+
+    `token_level_rewards` `[B, L]` is the trainer's score with the KL term, if there is one.
+    """
+    run, chain, table = _current(name)
+    rows_of_batch = len(table.rows.trajectory_of_row)
+    if len(response_mask) != rows_of_batch:
         raise IntegrationError(
-            f"The estimator {name!r} was called with {len(response_mask)} of the {len(rows.trajectory_of_row)} rows "
-            "of a batch. Pass all rows in the trainer, because advantages depend on the whole batch."
+            f"The estimator {name!r} was called with {len(response_mask)} of the {rows_of_batch} rows of a batch. Pass "
+            "all rows in the trainer, because advantages depend on the whole batch."
         )
-    run.computed_at, run.called = run.step, True
-    mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
-    tokens, owner = table.tokens(mask), table.owner
-    rejected = np.bincount(owner, tokens) == 0
-    part: Index | slice = slice(None)
-    if settings.rejected == "exclude" and rejected.any():
-        part = np.flatnonzero(~rejected[owner])
-    advantages = np.zeros(len(owner))
-    if len(advantages[part]):
-        total = rows.gather(scores(token_level_rewards, mask))  # with the KL term, if there is one
-        if not run.settings.kl_in_reward:
-            table.score = total
-        batch = table.batch(
-            settings.keys,
-            part,
-            tokens=tokens,
-            accuracy=_accuracy(run, table) if chain.needs_accuracy else None,
-            kl_reward=total - table.trainer_score() if run.settings.kl_in_reward else None,
-            fields=chain.needs_fields,
-        )
-        advantages[part] = _run_chain(run, chain, batch)
-        log_rewards(run, table, batch, np.unique(owner[part]))
-    if len(rejected):
-        run.metrics["advantage/rejected_responses"] = float(np.count_nonzero(rejected))
+    run.computed_at = run.step
+    run.estimator_called = True
+    mask = float_mask(response_mask, token_level_rewards.dtype)
+    tokens = table.tokens(mask)  # [M]
+    trajectories = table.trajectory_of_row  # [M]
+    is_rejected = np.bincount(trajectories, tokens) == 0  # [N] rollout correction empties the mask of a response
+    kept = None
+    if run.settings.rewards.rejected == "exclude" and is_rejected.any():
+        kept = np.flatnonzero(~is_rejected[trajectories])
+    advantages = np.zeros(len(trajectories))
+    included = advantages if kept is None else advantages[kept]
+    if len(included):
+        total = table.rows.gather(scores(token_level_rewards, mask))  # [N]
+        batch = _batch(run, chain, table, total, tokens, kept)
+        advantages[slice(None) if kept is None else kept] = _run_chain(run, chain, batch)
+        log_rewards(run, table, batch, None if kept is None else np.unique(trajectories[kept]))
+    if len(is_rejected):
+        run.metrics["advantage/rejected_responses"] = float(np.count_nonzero(is_rejected))
     result = table.scatter(advantages, mask)
     return result, result
 
 
-def _at_work(name: str) -> tuple[Run, Chain, Table]:
-    """Return the run that computes a batch with this estimator, its steps, and the table of the batch."""
-    run = CURRENT.get()
-    if run is None or run.name != name or run.chain is None or run.table is None:
-        hooks.require()
-        raise IntegrationError(
-            f"The estimator {name!r} was called outside the advantage step of a trainer that verl_ext has checked. "
-            "Use a trainer of trainer.v1.trainer_mode or RayPPOTrainer. In your own code, call "
-            f"verl_ext.build({name!r}, settings)(Batch.of(...))."
-        )
-    return run, run.chain, run.table
+def _current(name: str) -> tuple[Run, Chain, Table]:
+    """Return the run for which a trainer is computing advantages with this estimator, its chain and the rewards."""
+    current = CURRENT.get()
+    if current is not None:
+        run, table = current
+        if run.name == name and run.chain is not None:
+            return run, run.chain, table
+    hooks.require()
+    raise IntegrationError(
+        f"The estimator {name!r} was called outside the advantage step of a trainer that verl_ext has checked. "
+        "Use a trainer of trainer.v1.trainer_mode or RayPPOTrainer. In your own code, call "
+        f"verl_ext.build({name!r}, settings)(Batch.of(...))."
+    )
+
+
+def _batch(run: Run, chain: Chain, table: Table, total: Array, tokens: Array, kept: Any) -> Batch:
+    """Return the batch of the run's rewards. `total` `[N]` is the score with the KL term, if there is one."""
+    kl_reward = None
+    if run.settings.kl_in_reward:
+        kl_reward = total - table.trainer_score()
+    else:
+        table.score = total
+    accuracy = _accuracy(run, table) if chain.needs_accuracy else None
+    return table.batch(
+        run.settings.rewards.keys,
+        kept,
+        tokens=tokens,
+        accuracy=accuracy,
+        kl_reward=kl_reward,
+        fields=chain.needs_fields,
+    )
 
 
 def _accuracy(run: Run, table: Table) -> Array:
-    """Return the accuracy of each trajectory; raise if earlier batches or the history had another accuracy."""
-    settings = run.settings.rewards
-    now = {"key": table.accuracy_key(), "threshold": settings.accuracy_threshold}
-    checkpoint.require_same_accuracy(run.accuracy, now)
-    run.accuracy = now
+    """Return the accuracy of each trajectory. Raise if earlier batches or the history had another accuracy."""
+    accuracy_now = {"key": table.accuracy_key(), "threshold": run.settings.rewards.accuracy_threshold}
+    checkpoint.require_same_accuracy(run.accuracy, accuracy_now)
+    run.accuracy = accuracy_now
     return table.accuracy()
 
 
 def _run_chain(run: Run, chain: Chain, batch: Batch) -> Array:
-    """Compute the advantages of a batch `[N]`; keep the new state, log, dump."""
+    """Compute the advantages of a batch `[M]`. Keep the new state, dump and log."""
     result = chain(batch, run.state)
     if run.state is None:
         plain_state(result.state)  # raise now, not at the first checkpoint
     run.state = result.state
     if run.settings.verl_ext.dump_dir is not None:
         dump.write(run, batch, result.advantages)
-    run.metrics |= advantage_metrics(result.advantages)
-    _watch_zero_advantages(run, batch, result.advantages)
-    if result.summed is not None:
-        rest = batch.kl_reward is not None
-        run.metrics |= contribution_metrics(
-            batch.reward_names, batch.groups, *result.summed, result.advantages, rest=rest
-        )
-    if run.needs.turns:
-        run.metrics |= turn_metrics(batch)
-    run.metrics |= {f"{metric_name(run.name)}/{short}": value for short, value in result.metrics.items()}
+    log_advantages(run, batch, result)
     return result.advantages
-
-
-def _watch_zero_advantages(run: Run, batch: Batch, advantages: Array) -> None:
-    """Log a warning if every advantage has been 0 for several batches, because such a run does not learn."""
-    run.zero_batches = 0 if advantages.any() else run.zero_batches + 1
-    if run.zero_batches < ZERO_BATCHES:
-        return
-    by_key = batch.by_reward()
-    varies = np.any(by_key.groups.varies(by_key.returns), axis=0).tolist()
-    constant = [key for key, varying in zip(by_key.keys, varies, strict=True) if not varying]
-    reason = f"The rewards {listed(constant)} do not vary in any group." if constant else "The rewards cancel."
-    run.warn_once(
-        "zero advantages",
-        f"Every advantage has been 0 in the last {run.zero_batches} batches, up to step {run.step}, so the model does "
-        f"not learn. {reason} Check the curves reward/<key>/mean, the difficulty of the prompts and the sampling "
-        "temperature.",
-    )
-
-
-def log_and_dump(run: Run, table: Table, tensors: Callable[[], Mapping[str, torch.Tensor]] | None) -> None:
-    """Log the named rewards of a run with an estimator of verl's own, and dump them with verl's advantages.
-
-    Call it after the estimator. `tensors` returns `advantages`, `response_mask` and `token_level_scores`, each
-    `[B, L]`; it is called only for a dump, and None if verl has drawn other rows for the update.
-    """
-    keys, rows = run.settings.rewards.keys, table.rows
-    if not len(table.labels):
-        return
-    batch = None if keys is None else table.batch(keys, counts=False)
-    log_rewards(run, table, batch)
-    score, shown = table.score, run.name == "grpo" and run.log != "none" and not run.settings.kl_in_reward
-    if batch is not None and score is not None and shown:
-        groups = batch.groups
-        advantages = score - groups.broadcast(groups.mean(score))
-        if run.settings.norm_by_std:
-            advantages = divide(advantages, groups.broadcast(groups.std(advantages)))
-        parts = np.nan_to_num(batch.returns)
-        run.metrics |= contribution_metrics(batch.reward_names, groups, parts, score, advantages, rest=True)
-    if batch is not None and run.settings.verl_ext.dump_dir is not None and tensors is not None:
-        given = tensors()
-        mask = float_mask(given["response_mask"], torch.float32)
-        tokens = row_sums(mask)
-        # A critic's advantages differ from token to token: the mean over the tokens.
-        sums = (given["advantages"].float() * mask).sum(dim=-1).double().cpu().numpy()
-        advantages, total = rows.gather(divide(sums, tokens)), rows.gather(scores(given["token_level_scores"], mask))
-        dump.write(run, replace(batch, lengths=rows.total(tokens)), advantages, total=total)
-
-
-def log_rewards(run: Run, table: Table, batch: Batch | None = None, part: Index | slice = slice(None)) -> None:
-    """Add the metrics of the rewards in `batch`, and of the others if all are logged; of a part of the responses."""
-    for key, entries in table.entries.items():
-        missing = np.bincount(table.owner) - entries
-        for name, count in {"truncated": -missing, "missing": missing}.items():
-            run.metrics[f"reward/{metric_name(key)}/{name}_entries"] = float(count.clip(0).sum())
-        if not entries.any():
-            text = (
-                f"The reward {key!r} has no entry for any turn of a whole batch. Return one number per turn, or "
-                "remove it from algorithm.rewards.per_turn."
-            )
-            run.warn_once(f"no entries: {key}", text)
-    if run.log == "none":
-        return
-    keys: tuple[str, ...] = ()
-    if batch is not None:
-        run.metrics |= reward_metrics(batch)
-        keys = batch.reward_of_column
-    others = []
-    returned = (table.returned or ()) if run.log == "all" else ()
-    if SCORE in returned and SCORE not in keys:
-        run.metrics |= reward_metrics(replace(table, spans=None).batch(None, part, counts=False))
-    for name in returned:
-        if name in (*keys, SCORE):
-            continue
-        if isinstance(name, str) and all(value is None or is_number(value) for value in table.fields[name]):
-            others.append(name)
-        else:
-            text = f"The component {name!r} of the reward function has no metrics, because it is not always a number."
-            run.warn_once(f"no curve: {name}", text)
-    if others:
-        run.metrics |= reward_metrics(replace(table, spans=None).batch(others, part, counts=False))

@@ -13,8 +13,7 @@ import numpy as np
 
 from verl_ext import hooks
 from verl_ext.advantages import queue
-from verl_ext.advantages.run import Run
-from verl_ext.advantages.table import Needs, Table
+from verl_ext.advantages.table import Request, Table
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step
 from verl_ext.core.groups import TOLERANCE, Bools, Groups
@@ -23,6 +22,7 @@ from verl_ext.core.row_index import uids_of
 from verl_ext.core.step_lists import is_built_in
 from verl_ext.core.steps import Center
 from verl_ext.errors import IntegrationError
+from verl_ext.run import Run
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD
 
 METHOD = "_dapo_filtered_keys"
@@ -63,7 +63,7 @@ class GroupFilter:
         keys = [key for key, uid in zip(every, uids_of(every), strict=True) if uid in uids]
         settings = self.run.settings.rewards
         accuracy = () if settings.accuracy_key is None else (settings.accuracy_key,)
-        table = queue.table_of(keys, partition_id, Needs(settings, (*(settings.keys or ()), *accuracy), score=True))
+        table = queue.read_table(keys, partition_id, Request(settings, (*(settings.keys or ()), *accuracy), score=True))
         missing = uids - set(map(str, table.labels))
         if missing or table.score is None:
             raise IntegrationError(

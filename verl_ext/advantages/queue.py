@@ -1,6 +1,15 @@
-"""verl's TransferQueue, the store of the default trainer: read the named rewards of a batch, and write fields.
+"""Read the rewards of a batch from verl's TransferQueue, the store of the default trainer, and write fields to it.
 
-Only this module calls TransferQueue. The names of its rows are taken apart here and in `core/row_index.py`.
+Only this module calls TransferQueue. A row of the queue is one output of a response. Its name is
+`{uid}_{session}_{number of the output}`, and a session is one trajectory, whose last output has the rewards. A reward
+is in one of these places:
+
+- a field `token_level_scores_<key>` with a value per token, of a process reward model;
+- the field `extra_fields`, a dictionary. Its entry `reward_extra_info` is what the reward function returned. Other
+  entries are what the agent loop wrote, for example `tool_rewards`;
+- a field of its own, of a colocated reward model.
+
+The trainer's score is the sum of the field `rm_scores`, which has a value per token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,72 +18,92 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_ext.advantages.table import TOKEN_FIELD, Needs, Table
+from verl_ext.advantages.table import TOKEN_FIELD, Request, Table
 from verl_ext.core.batch import SCORE
+from verl_ext.core.groups import Array
 from verl_ext.core.row_index import RowIndex, uids_of
 from verl_ext.core.token_tensors import dense, scores
 from verl_ext.core.turn_spans import TurnSpans
 from verl_ext.settings import ACCURACY
 
+TRAINER_SCORE = "rm_scores"
+EXTRA = "extra_fields"
+MASK = "response_mask"
 
-def table_of(
-    keys: Sequence[str], partition_id: str, needs: Needs, *, tags: Sequence[Mapping[str, Any]] | None = None
+
+def read_table(
+    keys: Sequence[str], partition_id: str, request: Request, *, tags: Sequence[Mapping[str, Any]] | None = None
 ) -> Table:
-    """Read what a run needs from TransferQueue; `keys` name the rows: `{uid}_{session}_{part}`.
+    """Read what a run needs of the rows `keys`. `tags` has the tags of each row, which mark the padding."""
+    is_padding = [bool(tag.get("is_padding", False)) for tag in tags or [{}] * len(keys)]
+    rows = RowIndex.of_sessions(keys, np.array(is_padding, dtype=bool))
+    scored_keys = [keys[row] for row in rows.scored.tolist()]  # the last output of each session
+    table = Table(settings=request.settings, rows=rows, labels=uids_of(scored_keys))
+    if not scored_keys:
+        return table
 
-    A reward function's result is in `extra_fields["reward_extra_info"]`, what the agent loop wrote
-    (`tool_rewards`) beside it; a colocated reward model's entries are fields. TransferQueue leaves out fields that no
-    row has.
+    names = list(dict.fromkeys(request.names))
+    token_names = [TOKEN_FIELD + name for name in names]
+    if request.score:
+        token_names.append(TRAINER_SCORE)
+    wanted = list(token_names)
+    if names or request.results:
+        wanted += [EXTRA, *names]
+    fields = fetch(scored_keys, partition_id, wanted) if wanted else {}  # without the fields that no row has
+
+    present = set(fields.keys())
+    token_level = {name: fields[name] for name in token_names if name in present}
+    sums = _sums_of_token_fields(token_level, scored_keys, partition_id)
+    table.score = sums.pop(TRAINER_SCORE, None)
+    table.token_scores = {name.removeprefix(TOKEN_FIELD): values for name, values in sums.items()}
+
+    columns = {name: _values_of(fields, name) for name in names if name in present}
+    extra_fields = _values_of(fields, EXTRA) if EXTRA in present else []
+    table.fields = columns | _from_agent_loop(extra_fields, names)
+    table.results = _from_reward_function(extra_fields)
+    if request.turns:
+        masks = fetch(keys, partition_id, [MASK])[MASK]
+        tokens_of_row = masks.offsets().diff().cpu().numpy()
+        truncated_outputs = rows.total(tokens_of_row >= request.max_response_length)
+        table.truncated = truncated_outputs > 0
+        table.spans = TurnSpans.of(dense(masks), rows)
+    return table
+
+
+def _sums_of_token_fields(
+    token_level: Mapping[str, torch.Tensor], keys: Sequence[str], partition_id: str
+) -> dict[str, Array]:
+    """Return `[N]` the sum of each field with a value per token."""
+    if not token_level:
+        return {}
+    mask = dense(fetch(keys, partition_id, [MASK])[MASK])
+    return {name: scores(dense(values), mask) for name, values in token_level.items()}
+
+
+def _from_agent_loop(extra_fields: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Return what the agent loop wrote under these names, None for a response without the entry."""
+    written = {name for entries in extra_fields for name in entries}
+    return {name: [entries.get(name) for entries in extra_fields] for name in names if name in written}
+
+
+def _from_reward_function(extra_fields: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return what the reward function returned, None for a response without the entry.
+
+    A dictionary of the reward function has a `score`. A dictionary without `score` is the reward manager's, of a
+    response whose scoring failed. Its `acc` does not mean that the reward function returns an accuracy.
     """
-    padding = [bool(tag.get("is_padding", False)) for tag in tags or ()] or [False] * len(keys)
-    rows = RowIndex.of_sessions(keys, np.array(padding, dtype=bool))
-    scored = [keys[row] for row in rows.scored.tolist()]
-    labels = uids_of(scored)
-    if not scored:
-        return Table(settings=needs.settings, rows=rows, labels=labels)
-    names = dict.fromkeys(needs.names)
-    per_token = [TOKEN_FIELD + name for name in names] + ["rm_scores"] * needs.score
-    wanted = ["extra_fields", *names, *per_token] if names or needs.returned else per_token
-    data = fetch(scored, partition_id, wanted) if wanted else {}
-    present = set(data.keys())
-    totals, spans, cut = {}, None, None
-    if not present.isdisjoint(per_token):
-        mask = dense(fetch(scored, partition_id, ["response_mask"])["response_mask"])
-        totals = {name: scores(dense(data[name]), mask) for name in per_token if name in present}
-    if needs.turns:
-        masks = fetch(keys, partition_id, ["response_mask"])["response_mask"]
-        spans = TurnSpans.of(dense(masks), rows)
-        cut = rows.total(masks.offsets().diff().cpu().numpy() >= needs.longest) > 0
-    fields = {name: data.pop(name) for name in names if name in present}
-    fields = {name: x if isinstance(x, torch.Tensor) else x.tolist() for name, x in fields.items()}
-    extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
-    fields |= {name: [entry.get(name) for entry in extra] for name in names if any(name in entry for entry in extra)}
-    infos = [entry.get("reward_extra_info") or {} for entry in extra]
-    returned = _returned_names(infos)
-    return Table(
-        settings=needs.settings,
-        rows=rows,
-        spans=spans,
-        labels=labels,
-        token_scores={name: totals[TOKEN_FIELD + name] for name in names if TOKEN_FIELD + name in totals},
-        fields=fields | {name: [info.get(name) for info in infos] for name in returned},
-        returned=returned,
-        score=totals.get("rm_scores"),
-        cut=cut,
-    )
-
-
-def _returned_names(infos: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of what the reward function returned for any response.
-
-    A dictionary of the reward function has a `score`. One without it is the reward manager's, of a response whose
-    scoring failed. The `acc` of such a response says nothing about what the function returns.
-    """
-    names = list(dict.fromkeys(name for info in infos for name in info))
-    with_score = [info for info in infos if SCORE in info]
-    if with_score and ACCURACY in names and not any(ACCURACY in info for info in with_score):
+    results = [entries.get("reward_extra_info") or {} for entries in extra_fields]
+    names = list(dict.fromkeys(name for result in results for name in result))
+    names_with_score = {name for result in results if SCORE in result for name in result}
+    if names_with_score and ACCURACY in names and ACCURACY not in names_with_score:
         names.remove(ACCURACY)
-    return names
+    return {name: [result.get(name) for result in results] for name in names}
+
+
+def _values_of(fields: Any, name: str) -> Any:
+    """Return the values of a field: a tensor as it is, and objects as a list."""
+    values = fields.pop(name)  # unlike `[]`, `pop` returns objects with `tolist`
+    return values if isinstance(values, torch.Tensor) else values.tolist()
 
 
 def fetch(keys: Sequence[str], partition_id: str, fields: Sequence[str]) -> Any:

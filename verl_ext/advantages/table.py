@@ -1,9 +1,10 @@
-"""The table of a batch's rewards, however a trainer stores them; read from the batch of a `RayPPOTrainer`."""
+"""The rewards of a batch, however a trainer stores them, and the core's `Batch` of them."""
 
-import math
+from __future__ import annotations
+
 import sys
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from verl_ext.core.groups import Array, Bools, Groups, Index, label_text
 from verl_ext.core.per_turn_rewards import pad_entries
 from verl_ext.core.row_index import RowIndex
 from verl_ext.core.rubrics import Criteria, to_columns
-from verl_ext.core.token_tensors import row_sums, scores, write_over_mask
+from verl_ext.core.token_tensors import row_sums, write_over_mask
 from verl_ext.core.turn_spans import TurnSpans
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
+from verl_ext.run import Run
 from verl_ext.settings import ACCURACY, RewardsSettings
 
 TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
@@ -25,33 +27,60 @@ _NUMBER = (float, np.bool_, np.integer, np.floating)
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What a run reads of each batch, beside what verl passes to an estimator."""
+class Request:
+    """What to read of a batch, besides what verl passes to an estimator. Reading is slow, so nothing else is read."""
 
     settings: RewardsSettings
     names: tuple[str, ...] = ()
-    """Rewards and fields that the configuration names."""
+    """Rewards and fields that the configuration or a step names."""
     score: bool = False
-    """The trainer's score, before any KL term."""
+    """Whether to read the trainer's score, before any KL term."""
     turns: bool = False
-    """The turns of each response, and whether it was cut."""
-    longest: int = 0
-    """Tokens at which a response is cut; 0 if that is not known."""
-    returned: bool = False
-    """Everything that the reward function returned, for metrics or for an accuracy that is not named."""
+    """Whether to read the turns of each response, and whether the response was truncated."""
+    max_response_length: int = 0
+    """Number of tokens at which a response is truncated, or 0 if it is not known."""
+    results: bool = False
+    """Whether to read everything that the reward function returned, for metrics or to find the accuracy."""
+
+    @classmethod
+    def of(cls, run: Run) -> Request:
+        """Return what a run needs of each of its batches."""
+        rewards, chain = run.settings.rewards, run.chain
+        names = rewards.keys or ()
+        results = run.log == "all"
+        if chain is None:
+            # verl computes the advantages. Only metrics need the score: its curve, and the contributions in grpo.
+            logs_contributions = run.name == "grpo" and bool(names)
+            score = run.settings.kl_in_reward or SCORE in names or results or logs_contributions
+        else:
+            # Without a KL term, the estimator gets the score from verl.
+            writes_score = rewards.token_scores and SCORE in names
+            score = run.settings.kl_in_reward or writes_score
+            if chain.needs_accuracy and rewards.accuracy_key is not None:
+                names = (*names, rewards.accuracy_key)
+            elif chain.needs_accuracy:
+                results = True
+            names = (*names, *chain.needs_fields)
+        has_turns = bool(rewards.per_turn)
+        max_response_length = 0
+        if has_turns and run.trainer is not None:
+            max_response_length = run.trainer.config.data.max_response_length
+        return cls(rewards, names, score, has_turns, max_response_length, results)
 
 
 @dataclass(kw_only=True)
 class Table:
     """The rewards of a batch, one value per trajectory, however a trainer stores them.
 
-    The trainer's score is the sum of verl's token-level scores: the reward function's `score` and whatever the reward
-    manager adds to it. It is the reward of a run without `rewards.keys`.
+    A reward that the configuration names comes from the first of these that has its name:
 
-    A reward that the configuration names comes from the first of these that exists: the sum over the response of the
-    batch field `token_level_scores_<key>` (of a process reward model), the reward function's result, a field of that
-    name (of the agent loop, or of a colocated reward model). `score` is never such a field: without a result of the
-    reward function it is the trainer's score.
+    1. `token_scores`, the sums of the batch fields `token_level_scores_<key>`, which a process reward model writes;
+    2. `results`, what the reward function returned;
+    3. `fields`, other fields of the batch, which the agent loop or a colocated reward model writes.
+
+    The trainer's score is the sum of verl's token-level scores: the reward function's `score` and whatever the reward
+    manager adds to it. It is the reward of a run without `rewards.keys`. The reward `score` is what the reward function
+    returned, or the trainer's score, but never one of `fields`.
     """
 
     settings: RewardsSettings
@@ -60,111 +89,181 @@ class Table:
     labels: Sequence[Hashable]
     """`N` uids."""
     groups: Groups | None = None
-    """The trajectories by uid, if that is known."""
+    """The trajectories by uid, if they are known."""
     token_scores: Mapping[str, Array] = field(default_factory=dict)
+    """`[N]` by reward."""
+    results: Mapping[str, Sequence[Any]] | None = field(default_factory=dict)
+    """`N` values by name. None if the trainer does not say which of its fields the reward function returned."""
     fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """One entry per trajectory."""
-    returned: Collection[str] | None = ()
-    """Those of the fields that the reward function returned; None if the trainer does not say which ones these are."""
+    """`N` values by name. They include the results if `results` is None."""
     score: Array | None = None
-    """`[N]` the trainer's score before any KL term; None until it is read, or the estimator is given it."""
+    """`[N]` the trainer's score before any KL term. None if it was not read and the estimator has not been called."""
     spans: TurnSpans | None = None
-    """Where their turns are; None without rewards by turn."""
-    cut: Bools | None = None
-    """`[N]` whether the response was cut at its longest, so that entries by turn may be left over; None: none was."""
+    """The turns of the trajectories, or None without rewards per turn."""
+    truncated: Bools | None = None
+    """`[N]` whether the response was truncated, so that it may have entries without a turn. None: no response was."""
     entries: dict[str, Index] = field(default_factory=dict)
-    """`[N]` the entries given for each reward by turn that was read."""
+    """`[N]` the number of entries of each reward per turn that was read."""
+
+    # Layout: a row of `Batch` is a whole response or, with rewards per turn, one turn of a response. `M` is the number
+    # of these rows, `N` the number of trajectories.
 
     @property
-    def owner(self) -> Index:
-        """`[M]` the trajectory of each row of `Batch`; by turn, that of each turn."""
-        return np.arange(len(self.labels)) if self.spans is None else self.spans.trajectory_of_turn
+    def trajectory_of_row(self) -> Index:
+        """`[M]` the trajectory of each row of `Batch`."""
+        if self.spans is None:
+            return np.arange(len(self.labels))
+        return self.spans.trajectory_of_turn
+
+    def tokens(self, mask: torch.Tensor) -> Array:
+        """Return `[M]` the number of tokens in the loss of each row of `Batch`, from the float mask."""
+        if self.spans is None:
+            return self.rows.total(row_sums(mask))
+        return self.spans.tokens(mask)
+
+    def scatter(self, values: Array, mask: torch.Tensor) -> torch.Tensor:
+        """Write the values `[M]` over the float mask, in place: each on the tokens of its row of `Batch`."""
+        if self.spans is None:
+            return write_over_mask(self.rows.scatter(values), mask)
+        value_of_run, run_lengths = self.spans.span_values(values, mask.numel())
+        return write_over_mask(value_of_run, mask, run_lengths)
+
+    def per_response(self) -> Table:
+        """Return the same table with one row of `Batch` per response."""
+        return replace(self, spans=None)
 
     def batch(
         self,
         keys: Sequence[str] | None,
-        part: Index | slice = slice(None),
+        kept: Index | None = None,
         *,
-        counts: bool = True,
+        strict: bool = True,
         tokens: Array | None = None,
         accuracy: Array | None = None,
         kl_reward: Array | None = None,
         fields: Sequence[str] = (),
     ) -> Batch:
-        """Return the core's `Batch` of some rewards, of all rows or a part: trajectories, or by turn their turns.
+        """Return the core's `Batch` of some rewards. None as `keys` stands for the trainer's score.
 
-        `keys` are rewards that the configuration names; None stands for the trainer's score. `counts`: as an estimator
-        gets them, with their conditions. `tokens` `[M]` is one number per row, `accuracy` and `kl_reward` `[N]` one per
-        trajectory.
+        `kept` `[M']` are the rows of `Batch` to include, or None for all `M`. `tokens` is `[M]`, `accuracy` and
+        `kl_reward` are `[N]`. An estimator gets a strict batch: conditions are applied, and a missing reward is an
+        error. If the batch is not strict, a missing reward is NaN.
         """
-        every, turns, per_turn = self.owner, None, self.settings.per_turn or ()
-        named = keys or ()
-        texts = [key for key in self.settings.rubrics or () if key in named]
-        conditions = {
-            key: needed for key, needed in (self.settings.conditions or {}).items() if key in named and counts
-        }
-        owner, whole = every[part], self.spans is None and isinstance(part, slice)
-        columns: list[Array | Criteria] = []
+        trajectories = _selected(self.trajectory_of_row, kept)  # [M']
+        arguments: dict[str, Any] = {}
         if keys is None:
-            columns.append(self.trainer_score(counts=counts)[every][part])
-        for key in named:
-            if key in texts:
-                columns.append(Criteria.of(key, self.labels, self._field(key, "algorithm.rewards.rubrics names"))[part])
+            score = self.trainer_score(strict=strict)
+            arguments["rewards"] = score[trajectories][:, None]
+            arguments["keys"] = [SCORE]
+        else:
+            arguments |= self._columns(keys, kept, trajectories, strict=strict)
+            if strict and self.settings.conditions:
+                conditions = self.settings.conditions
+                arguments["conditions"] = {key: conditions[key] for key in keys if key in conditions}
+        if self.spans is None:
+            outputs = self.rows.outputs
+        else:
+            outputs = self.spans.outputs
+            arguments["turns"] = self._turns(keys or (), trajectories)
+        if tokens is not None:
+            arguments["lengths"] = _selected(tokens, kept)
+        if accuracy is not None:
+            arguments["accuracy"] = accuracy[trajectories]
+        if kl_reward is not None:
+            arguments["kl_reward"] = kl_reward[trajectories]
+        rubrics = [key for key in keys or () if key in (self.settings.rubrics or ())]
+        values_of_field = {name: self._values(name) for name in (*fields, *rubrics)}
+        if self.spans is None and kept is None:  # a row of `Batch` for each trajectory: copy nothing
+            arguments |= {"labels": self.labels, "prompts": self.groups, "fields": values_of_field}
+        else:
+            arguments["labels"] = _take(self.labels, trajectories)
+            arguments["fields"] = {name: _take(values, trajectories) for name, values in values_of_field.items()}
+        return Batch.of(outputs=_selected(outputs, kept), **arguments)
+
+    def _columns(self, keys: Sequence[str], kept: Index | None, trajectories: Index, *, strict: bool) -> dict[str, Any]:
+        """Return the rewards as arguments of `Batch.of`, with a column for each reward or criterion."""
+        rewards: list[Array | Criteria] = []
+        rubrics = self.settings.rubrics or ()
+        for key in keys:
+            if key in rubrics:
+                rewards.append(self._criteria(key)[trajectories])
+            elif key in (self.settings.per_turn or ()):
+                rewards.append(_selected(self.rewards_per_turn(key), kept))
             else:
-                column = self.turns_of(key) if key in per_turn else self.column(key, counts=counts)[every]
-                columns.append(column[part])
-        outputs = self.rows.outputs
-        if self.spans is not None:
-            outputs, places = self.spans.outputs, tuple(place for place, key in enumerate(named) if key in per_turn)
-            turns = Turns.of_counts(np.unique(owner, return_counts=True)[1], places, self.settings.turn_discount)
+                rewards.append(self.column(key, strict=strict)[trajectories])
+        if rubrics:
+            return to_columns(keys, rewards)
+        columns: list[Any] = rewards
+        return {"rewards": np.column_stack(columns), "keys": list(keys)}
 
-        def selected(values: Any) -> Any:
-            return values if whole else [values[trajectory] for trajectory in owner.tolist()]
+    def _turns(self, keys: Sequence[str], trajectories: Index) -> Turns:
+        """Return the turns of the rows of `Batch`, and which of the rewards are per turn."""
+        turns_of_trajectory = np.unique(trajectories, return_counts=True)[1]
+        per_turn = self.settings.per_turn or ()
+        columns_per_turn = [column for column, key in enumerate(keys) if key in per_turn]
+        return Turns.of_counts(turns_of_trajectory, tuple(columns_per_turn), self.settings.turn_discount)
 
-        return Batch.of(
-            labels=selected(self.labels),
-            prompts=self.groups if whole else None,
-            turns=turns,
-            **to_columns((SCORE,) if keys is None else keys, columns),
-            conditions=conditions,
-            lengths=None if tokens is None else tokens[part],
-            accuracy=None if accuracy is None else accuracy[owner],
-            kl_reward=None if kl_reward is None else kl_reward[owner],
-            outputs=outputs[part],
-            fields={name: selected(self._field(name)) for name in (*fields, *texts)},
-        )
+    # Rewards: `[N]` values, or `[M]` for a reward per turn.
 
-    def trainer_score(self, *, counts: bool = True) -> Array:
-        """Return `[N]` the trainer's score before any KL term; `counts` as for `column`."""
+    def column(self, key: str, setting: str = "keys", *, strict: bool = True) -> Array:
+        """Return `[N]` values of a reward that the configuration names. NaN means "not scored".
+
+        `setting`, of `algorithm.rewards`, names the key. If not `strict`, the values are for metrics alone, so a
+        missing or infinite value is NaN instead of an error.
+        """
+        if key in self.token_scores:
+            return self.token_scores[key]
+        if key == SCORE:
+            return self._returned_score(strict=strict)
+        values = self._find(key)
+        if values is not None:
+            return self._numbers(key, values, strict=strict)
+        fields = {**self.fields, **(self.results or {})}
+        names_of_numbers = [str(name) for name, values in fields.items() if any(map(is_number, values))]
+        valid = {SCORE, *self.token_scores, *names_of_numbers}
+        raise ConfigurationError(f"algorithm.rewards.{setting}: {unknown('reward component', key, valid)}.")
+
+    def trainer_score(self, *, strict: bool = True) -> Array:
+        """Return `[N]` the trainer's score before any KL term. If not `strict`, a value that is not finite is NaN."""
         if self.score is None:
             raise DataError(
                 "The trainer's scores without the KL term are missing in this batch. Pass them in the trainer as "
                 "batch['token_level_scores']."
             )
-        return self.score if counts else _finite(self.score)
+        return self.score if strict else _finite(self.score)
 
-    def column(self, key: str, setting: str = "keys", *, counts: bool = True) -> Array:
-        """Return `[N]` values of a reward that the configuration names; NaN means "not scored".
+    def _returned_score(self, *, strict: bool) -> Array:
+        """Return `[N]` the `score` that the reward function returned, and the trainer's score where it returned none.
 
-        `setting`, of `algorithm.rewards`, names the key. `counts`: the values enter advantages, so a missing or
-        infinite one is an error; for metrics alone it is NaN.
+        verl's manager `rate_limited` itself scores a response whose scoring timed out, with 0 and without a `score`.
         """
-        if key in self.token_scores:
-            return self.token_scores[key]
-        if key == SCORE:
-            return self._returned_score(counts=counts)
-        if key in self.fields:
-            return self._numbers(key, self.fields[key], counts=counts)
-        numeric = [name for name, values in self.fields.items() if any(map(is_number, values))]
-        valid = {SCORE, *self.token_scores, *map(str, numeric)}
-        raise ConfigurationError(f"algorithm.rewards.{setting}: {unknown('reward component', key, valid)}.")
+        returned = self._find(SCORE) if self.is_returned(SCORE) else None
+        if returned is None:
+            return self.trainer_score(strict=strict)
+        values = list(returned)
+        for trajectory, value in enumerate(values):
+            if value is None:
+                values[trajectory] = float(self.trainer_score()[trajectory])
+        return self._numbers(SCORE, values, strict=strict)
+
+    def rewards_per_turn(self, key: str) -> Array:
+        """Return `[M]` the reward of each turn, 0 for a missing entry. Remember the number of entries."""
+        lists = self._values(key, "algorithm.rewards.per_turn names")
+        truncated = np.zeros(len(self.labels), dtype=bool) if self.truncated is None else self.truncated
+        turns = np.bincount(self.trajectory_of_row)
+        is_text = key in (self.results or ())  # verl passes lists of the reward function as text
+        rewards, self.entries[key] = pad_entries(key, self.labels, lists, turns, truncated, text=is_text)
+        return rewards
+
+    def _criteria(self, key: str) -> Criteria:
+        return Criteria.of(key, self.labels, self._values(key, "algorithm.rewards.rubrics names"))
 
     def accuracy_key(self) -> str:
-        """Return the reward that is the accuracy: the named one, else by what the reward function returned."""
-        without_acc = self.settings.accuracy_in(())  # the named one, a single key, or the score
+        """Return the reward that is the accuracy: the named reward, else what the reward function returned decides."""
+        without_acc = self.settings.accuracy_in(())  # the named reward, a single key, or the score
         if self.settings.accuracy_key is not None:
             return without_acc
-        if without_acc == ACCURACY:  # a single key, which may be a field that the function did not return
+        if without_acc == ACCURACY:  # a single key, which may be a field that the reward function did not return
             return ACCURACY
         return ACCURACY if self.is_returned(ACCURACY) else without_acc
 
@@ -172,9 +271,9 @@ class Table:
         """Return `[N]` the accuracy in [0, 1], NaN where it is not scored."""
         key = self.accuracy_key()
         is_named = self.settings.accuracy_key is not None
-        if not is_named and key == ACCURACY and ACCURACY in (self.returned or ()):
-            # The function's result, even if a process reward model wrote a field of this name.
-            values = self._numbers(key, self.fields[key], counts=True)
+        if not is_named and key == ACCURACY and self.results is not None and ACCURACY in self.results:
+            # The result of the reward function, even if a process reward model wrote a field of this name.
+            values = self._numbers(key, self.results[key], strict=True)
         else:
             values = self.column(key, "accuracy_key")
         return unit_accuracy(values, self.labels, key=key, threshold=self.settings.accuracy_threshold)
@@ -182,148 +281,106 @@ class Table:
     def is_returned(self, name: str) -> bool:
         """Return whether the reward function returned a value of this name.
 
-        Raise if a field has this name and the trainer does not say who wrote it.
+        Raise if the trainer does not say it and a field has this name.
         """
-        if self.returned is None and name in self.fields:
+        if self.results is None and name in self.fields:
             raise ConfigurationError(
                 f"The batch has a column {name!r}, but the trainer does not say whether the reward function returned "
                 "it, because data.meta_info['reward_extra_keys'] is missing. Set algorithm.rewards.accuracy_key and "
                 "algorithm.rewards.keys to rewards with other names, or add these keys in the trainer."
             )
-        return name in (self.returned or ())
-
-    def _returned_score(self, *, counts: bool) -> Array:
-        """Return `[N]` the `score` that the reward function returned, and the trainer's score where it returned none.
-
-        verl's manager `rate_limited` itself scores a response whose scoring timed out, with 0 and without a `score`.
-        """
-        if not self.is_returned(SCORE):
-            return self.trainer_score(counts=counts)
-        values = self.fields[SCORE]
-        missing = [row for row, value in enumerate(values) if value is None]
-        if missing:
-            values = list(values)
-            for row in missing:
-                values[row] = float(self.trainer_score()[row])
-        return self._numbers(SCORE, values, counts=counts)
-
-    def turns_of(self, key: str) -> Array:
-        """Return `[M]` what a reward gives for each turn, 0 where that is missing; keep the number of entries given."""
-        lists = self._field(key, "algorithm.rewards.per_turn names")
-        cut = np.zeros(len(self.labels), dtype=bool) if self.cut is None else self.cut
-        turns, text = np.bincount(self.owner), key in (self.returned or ())
-        column, self.entries[key] = pad_entries(key, self.labels, lists, turns, cut, text=text)
-        return column
-
-    def tokens(self, mask: torch.Tensor) -> Array:
-        """Return `[M]` the tokens of each row of `Batch` in the loss, from the mask of floats."""
-        return self.rows.total(row_sums(mask)) if self.spans is None else self.spans.tokens(mask)
-
-    def scatter(self, values: Array, mask: torch.Tensor) -> torch.Tensor:
-        """Write the values `[M]` over the mask of floats, in place: each on the tokens of its row of `Batch`."""
-        if self.spans is None:
-            return write_over_mask(self.rows.scatter(values), mask)
-        per_span, counts = self.spans.span_values(values, mask.numel())
-        return write_over_mask(per_span, mask, counts)
+        return name in (self.results or ())
 
     def token_fields(self, keys: Sequence[str], lengths: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the fields `token_level_scores_<key>` to write, as nested tensors: 0 where not scored.
 
-        Each reward is on the last token of its response; `lengths` has the tokens of each row. A field that exists
-        already, a process reward model's, is kept.
+        Each reward is on the last token of its response. `lengths` `[B]` are the tokens of each row of the batch. A
+        field that exists already, a process reward model's, is kept.
         """
         ends = lengths.cumsum(0)
         offsets = torch.nn.functional.pad(ends, (1, 0))
+        has_tokens = lengths > 0
         for key in keys:
             if key not in self.token_scores:
-                column = np.nan_to_num(self.column(key), nan=0.0)
-                values = torch.from_numpy(self.rows.scatter(column)).float()
+                reward_of_trajectory = np.nan_to_num(self.column(key), nan=0.0)
+                reward_of_row = torch.from_numpy(self.rows.scatter(reward_of_trajectory)).float()
                 flat = torch.zeros(int(lengths.sum()))
-                flat[ends[lengths > 0] - 1] = values[lengths > 0]
+                flat[ends[has_tokens] - 1] = reward_of_row[has_tokens]
                 yield TOKEN_FIELD + key, torch.nested.nested_tensor_from_jagged(flat, offsets)
 
-    def _field(self, name: str, who: str = "A step of the estimator reads") -> Sequence[Any]:
-        """Return the `N` entries of a field, which a step or a setting names."""
-        if name not in self.fields:
+    def _find(self, name: str) -> Sequence[Any] | None:
+        """Return the `N` values of a name: the results of the reward function, else a field. None if neither exists."""
+        if self.results is not None and name in self.results:
+            return self.results[name]
+        return self.fields.get(name)
+
+    def _values(self, name: str, who: str = "A step of the estimator reads") -> Sequence[Any]:
+        """Return the `N` values of a field that a step or a setting names."""
+        values = self._find(name)
+        if values is None:
+            names = {**self.fields, **(self.results or {})}
             raise ConfigurationError(
-                f"{who} the field {name!r}, but the batch has only {listed(self.fields)}. Return it from the reward "
+                f"{who} the field {name!r}, but the batch has only {listed(names)}. Return it from the reward "
                 "function, or correct the name."
             )
-        return self.fields[name]
+        return values
 
-    def _numbers(self, key: str, values: Any, *, counts: bool) -> Array:
-        """Return the values as floats, one per trajectory; NaN for what is no finite number if none `counts`."""
-        if len(values) != len(self.labels):
+    def _numbers(self, key: str, values: Any, *, strict: bool) -> Array:
+        """Return the values as floats `[N]`. What is not a finite number is an error if `strict`, and NaN otherwise."""
+        size = len(self.labels)
+        if len(values) != size:
             raise DataError(
-                f"The reward {key!r} has {len(values)} entries for {len(self.labels)} responses. Return one value per "
-                "response."
+                f"The reward {key!r} has {len(values)} entries for {size} responses. Return one value per response."
             )
-        flat = math.prod(getattr(values, "shape", ())) == len(self.labels)
-        if flat and isinstance(values, torch.Tensor):
+        if isinstance(values, torch.Tensor):
             values = values.double().cpu().numpy()
-        elif not (flat and isinstance(values, np.ndarray) and values.dtype.kind in "biuf"):
-            for label, value in zip(self.labels, values, strict=True):
-                if counts and not is_number(value):
-                    raise _not_a_number(key, label, value)
-            values = np.array([float(value) if counts or is_number(value) else np.nan for value in values])
-        column: Array = values.astype(np.float64).reshape(len(self.labels))
-        return column if counts else _finite(column)
+        is_array_of_numbers = isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.size == size
+        if is_array_of_numbers:
+            column: Array = values.astype(np.float64).reshape(size)
+        else:
+            column = self._numbers_of_objects(key, values, strict=strict)
+        return column if strict else _finite(column)
+
+    def _numbers_of_objects(self, key: str, values: Sequence[Any], *, strict: bool) -> Array:
+        numbers: list[float] = []
+        for label, value in zip(self.labels, values, strict=True):
+            if is_number(value):
+                numbers.append(float(value))
+            elif strict:
+                raise _not_a_number(key, label, value)
+            else:
+                numbers.append(np.nan)
+        return np.array(numbers, dtype=np.float64)
+
+
+def _selected(values: Any, kept: Index | None) -> Any:
+    """Return the entries of an array to include, or the array itself if all are kept."""
+    return values if kept is None else values[kept]
+
+
+def _take(values: Sequence[Any], places: Index) -> list[Any]:
+    """Return the entries of a sequence at these places."""
+    return [values[place] for place in places.tolist()]
 
 
 def _not_a_number(key: str, label: Hashable, value: Any) -> DataError:
     """Return the error for a reward that is not one number."""
-    found = "missing or None" if value is None else f"{value!r:.80} ({type(value).__name__})"
+    description = "missing or None" if value is None else f"{value!r:.80} ({type(value).__name__})"
     fix = f"Return a number as {key!r} for every response, NaN if the response is not scored."
-    if isinstance(value, list | tuple | np.ndarray) or (isinstance(value, str) and value.startswith("[")):
+    is_list = isinstance(value, list | tuple | np.ndarray)
+    is_text_of_list = isinstance(value, str) and value.startswith("[")
+    if is_list or is_text_of_list:
         fix += (
             f" For a list with one number per turn, set algorithm.rewards.per_turn=[{key}]. For a list of criteria, "
             f"set algorithm.rewards.rubrics=[{key}]."
         )
-    return DataError(f"The reward {key!r} of {label_text(label)} is {found}. {fix}", label=label)
-
-
-def of_batch(
-    fields: Mapping[str, Any],
-    tensors: Any,
-    uids: Sequence[Hashable],
-    mask: torch.Tensor,
-    needs: Needs,
-    *,
-    returned: Collection[str] | None,
-) -> Table:
-    """Read from verl's `non_tensor_batch` (`fields`) and `batch` (`tensors`), which have one entry per row.
-
-    `tensors` may read each field from another process, so only those that the run needs are read. `returned` are the
-    fields that the reward function returned; None if the trainer does not say it.
-    """
-    groups = Groups.of(uids)
-    rows = RowIndex.of_groups(groups, mask)
-    present = set(tensors.keys())
-    cut = None
-    if needs.turns and "attention_mask" in present:
-        width = mask.shape[1]
-        cut = rows.gather(row_sums(tensors["attention_mask"][:, -width:].float())) >= (needs.longest or width)
-
-    def total(name: str) -> Array:
-        return rows.gather(scores(tensors[name], mask))
-
-    return Table(
-        settings=needs.settings,
-        rows=rows,
-        spans=TurnSpans.of(mask, rows) if needs.turns else None,
-        labels=uids if rows.one_to_one else rows.labels(uids),
-        groups=groups if rows.one_to_one else None,
-        token_scores={name: total(TOKEN_FIELD + name) for name in needs.names if TOKEN_FIELD + name in present},
-        fields=fields if rows.one_to_one else {name: rows.labels(values) for name, values in fields.items()},
-        returned=None if returned is None else [name for name in returned if name in fields],
-        score=total("token_level_scores") if needs.score and "token_level_scores" in present else None,
-        cut=cut,
-    )
+    return DataError(f"The reward {key!r} of {label_text(label)} is {description}. {fix}", label=label)
 
 
 def _finite(column: Array) -> Array:
-    """Return `[N]` values, NaN for those that are not finite or too large for a reward."""
-    return np.where(np.abs(column) <= LARGEST_REWARD, column, np.nan)
+    """Return `[N]` values, NaN for values that are not finite or too large for a reward."""
+    is_valid = np.abs(column) <= LARGEST_REWARD
+    return np.where(is_valid, column, np.nan)
 
 
 def is_number(value: object) -> bool:

@@ -25,14 +25,15 @@ from hydra.errors import ConfigCompositionException, InstantiationException
 from omegaconf import open_dict
 
 from verl_ext.checks.describe import describe
-from verl_ext.checks.judge import Verdict, judge
+from verl_ext.checks.judge import judge
 from verl_ext.checks.plan import plan
 from verl_ext.checks.rewards import dropped, known_components, mains_of_file
 from verl_ext.checks.try_reward import try_reward
 from verl_ext.errors import ConfigurationError, Finding, VerlExtError, nearest, reading
 from verl_ext.files import say
 from verl_ext.registry import entries_read
-from verl_ext.run_config import FUNCTION, RunConfig, select
+from verl_ext.run import Run
+from verl_ext.run_config import FUNCTION, has_algorithm, select
 
 VERL = "verl.trainer.config"
 """The module with the configurations of verl's entry point."""
@@ -48,18 +49,18 @@ def check(options: argparse.Namespace, *, until: float | None = None) -> int:
     verl's own main program, gives it.
     """
     with composed(options) as config:
-        verdict = judge(config)
+        run = judge(config)
         mains = mains_of_file() if until is None else ()
-        lines = [*describe(verdict)]
-        findings = [*verdict.findings, *dropped(config, mains), *_findings_of_verl(config)]
-        planned, found = _planned(verdict)
+        lines = [*describe(run)]
+        findings = [*run.findings, *dropped(config, mains), *_findings_of_verl(config)]
+        planned, found = _planned(run)
         lines += planned
         findings += found
         if options.try_reward:
-            tried, found = _tried(config, verdict, options, until)
+            tried, found = _tried(config, run, options, until)
             lines += tried
             findings += found
-        elif verdict.settings.rewards.keys and not verdict.errors and known_components(config) is None:
+        elif run.settings.rewards.keys and not run.errors and known_components(config) is None:
             function = select(config, f"{FUNCTION}.path") or "the reward function"
             lines.append(f"not called {function} (add --try-reward to verify that it returns these rewards)")
         appended = r"^(\+{1,2})(?!.*kwargs)([\w.]+)\.(\w+)="
@@ -98,21 +99,19 @@ def _findings_of_verl(config: Any) -> list[Finding]:
     return []
 
 
-def _planned(verdict: Verdict) -> tuple[list[str], list[Finding]]:
+def _planned(run: Run) -> tuple[list[str], list[Finding]]:
     """Return what the run will do, or the error that prevents the plan."""
     try:
         with reading("The plan of the run", ConfigurationError, "computed", "Check the sections trainer and data."):
-            return plan(verdict)
+            return plan(run)
     except ConfigurationError as error:
         return [], [Finding("error", str(error), "")]
 
 
-def _tried(
-    config: Any, verdict: Verdict, options: argparse.Namespace, until: float | None
-) -> tuple[list[str], list[Finding]]:
+def _tried(config: Any, run: Run, options: argparse.Namespace, until: float | None) -> tuple[list[str], list[Finding]]:
     """Call the reward function; return a summary and the findings, of many similar errors the first few."""
     try:
-        lines, findings = try_reward(config, verdict, options, math.inf if until is None else until)
+        lines, findings = try_reward(config, run, options, math.inf if until is None else until)
     except VerlExtError as error:  # the function cannot be called at all
         return [], [Finding("error", str(error), "")]
     errors = [finding for finding in findings if finding.severity == "error"]
@@ -154,7 +153,7 @@ def composed(options: argparse.Namespace) -> Iterator[Any]:
             try:
                 with open_dict(config):
                     del config["hydra"]
-                if RunConfig.of(config) is None:
+                if not has_algorithm(config):
                     raise ConfigurationError(
                         f"The configuration {name} has no section `algorithm`, so it does not configure verl's PPO "
                         "trainer. Use the name of a configuration that starts from ppo_trainer."

@@ -8,11 +8,12 @@ from verl_ext import __version__
 from verl_ext.checks.rewards import accuracy_of
 from verl_ext.names import owner
 from verl_ext.registry import INSTALLED
-from verl_ext.run_config import ACTOR, RunConfig
+from verl_ext.run import Run
+from verl_ext.run_config import ACTOR
 from verl_ext.settings import ACCURACY
 
 
-def describe(run: RunConfig) -> Iterator[str]:
+def describe(run: Run) -> Iterator[str]:
     """Yield a line for each part of the run that verl_ext determines."""
     import verl
 
@@ -32,7 +33,7 @@ def describe(run: RunConfig) -> Iterator[str]:
     weights = dict(zip(keys, rewards.weights or [1.0] * len(keys), strict=True))
     lists = dict.fromkeys(rewards.per_turn or (), " per turn") | dict.fromkeys(rewards.rubrics or (), " (rubric)")
     named = [f"{weights[key]:g} {key}{lists.get(key, '')}{conditions.get(key, '')}" for key in keys]
-    only = "" if run.computes else f" (logged only, because verl's {run.name} uses the score)"
+    only = "" if run.computes_advantages else f" (logged only, because verl's {run.name} uses the score)"
     if named or not run.select("algorithm.rewards.keys"):  # else an error says why they cannot be read
         yield f"rewards    {', '.join(named) + only if named else 'the score'}"
     if chain is not None and chain.needs_accuracy:

@@ -14,7 +14,7 @@ from verl_ext.core.effects import advantages_of, measure, synthetic_batches_for,
 from verl_ext.core.step_lists import is_built_in
 from verl_ext.errors import Finding, VerlExtError
 from verl_ext.methods import METHODS
-from verl_ext.run_config import RunConfig
+from verl_ext.run import Run
 
 NO_EFFECT = Finding(
     "error",
@@ -23,7 +23,7 @@ NO_EFFECT = Finding(
 )
 
 
-def dry_run(run: RunConfig) -> Iterator[Finding]:
+def dry_run(run: Run) -> Iterator[Finding]:
     """Report an estimator that fails on synthetic batches, or that contains a step or a setting without effect."""
     chain = run.chain
     keys = run.settings.rewards.keys
@@ -55,10 +55,10 @@ def dry_run(run: RunConfig) -> Iterator[Finding]:
     yield from _measured(run, chain)
 
 
-def _measured(run: RunConfig, chain: Chain) -> Iterator[Finding]:
+def _measured(run: Run, chain: Chain) -> Iterator[Finding]:
     """Report steps and settings of a list that have no effect."""
     # A built-in method has been measured with its default settings by the tests of this package.
-    if not any(name == "compose" or name not in METHODS for name in run.used):
+    if not any(name == "compose" or name not in METHODS for name in run.methods):
         return
     rewards = run.settings.rewards
     if rewards.rubrics and _rejects_rubrics(chain):  # another rule reports such a step

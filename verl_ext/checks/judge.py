@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_ext import hooks
@@ -11,8 +10,8 @@ from verl_ext.checks.describe import describe
 from verl_ext.checks.rewards import dropped
 from verl_ext.errors import ConfigurationError, Finding
 from verl_ext.registry import build, changed_sections
-from verl_ext.run_config import RunConfig, estimator_name, read_settings
-from verl_ext.settings import Settings
+from verl_ext.run import Run
+from verl_ext.run_config import ESTIMATOR, entries_in_use, estimator_name, has_algorithm, read_settings
 
 logger = logging.getLogger("verl_ext")
 
@@ -20,78 +19,75 @@ NEEDED = ("verl.trainer.ppo.core_algos", "verl.utils.config", "verl.trainer.main
 """What every estimator of ours needs: verl's lookup of estimators, and the starts at which a run is checked."""
 
 
-@dataclass(frozen=True)
-class Verdict(RunConfig):
-    """The configuration of a run, and what the rules have against it."""
+def check_run(config: Any, main: str | None = None, *, by_name: bool = True) -> Run | None:
+    """Judge a configuration, and return the run. Raise one error that lists all errors.
 
-    findings: tuple[Finding, ...]
-
-    @property
-    def errors(self) -> list[Finding]:
-        """The findings for which the run is rejected."""
-        return [finding for finding in self.findings if finding.severity == "error"]
-
-
-def check_run(config: Any, main: str | None = None, *, by_name: bool = True) -> Verdict | None:
-    """Judge a configuration; raise one error that lists all errors. `main`: the source of what begins the run.
-
-    Without `by_name` a run whose estimator alone is ours is warned: in the trainer's process the name may be another's.
-    None for a configuration without a section `algorithm`.
+    `main` is the source code of the main program. Without `by_name`, a run that uses only an estimator of verl_ext is
+    not rejected but warned, because another package may register an estimator of this name in the trainer's process.
+    Return None for a configuration without the section `algorithm`.
     """
-    if RunConfig.of(config) is None:
+    if not has_algorithm(config):
         return None
-    verdict = judge(config, thorough=False)
-    lost = dropped(config, [main]) if verdict.ours and main is not None else ()
-    if errors := [*verdict.errors, *lost]:
-        lines = "".join(f"\n  - {error}" for error in errors)
-        if by_name or verdict.asked or not verdict.computes:
-            raise ConfigurationError(f"This run cannot start with algorithm.adv_estimator={verdict.name}:{lines}")
-        logger.warning(
-            "verl_ext would reject this run with algorithm.adv_estimator=%s. It continues, because your code may "
-            "register another estimator under this name:%s",
-            *(verdict.name, lines),
-        )
-    return verdict
+    run = judge(config, thorough=False)
+    errors = list(run.errors)
+    if run.uses_verl_ext and main is not None:
+        errors += dropped(config, [main])
+    if not errors:
+        return run
+    lines = "".join(f"\n  - {error}" for error in errors)
+    uses_only_the_name = list(entries_in_use(config)) == [ESTIMATOR]
+    if by_name or not uses_only_the_name:
+        raise ConfigurationError(f"This run cannot start with algorithm.adv_estimator={run.name}:{lines}")
+    logger.warning(
+        "verl_ext would reject this run with algorithm.adv_estimator=%s. It continues, because your code may "
+        "register another estimator under this name:%s",
+        *(run.name, lines),
+    )
+    return run
 
 
 SUMMARY = "verl_ext: summary of this run"
 """The first line of the summary in the log of a training."""
 
 
-def log_run(verdict: Verdict) -> None:
+def log_run(run: Run) -> None:
     """Log a summary of the run, as `check` prints it, and the warnings."""
-    if verdict.ours:
-        logger.info("%s", "\n".join([SUMMARY, *describe(verdict)]))
-    for finding in verdict.findings:
+    if run.uses_verl_ext:
+        logger.info("%s", "\n".join([SUMMARY, *describe(run)]))
+    for finding in run.findings:
         if finding.severity == "warning":
             logger.warning("%s", finding)
 
 
-def judge(config: Any, *, thorough: bool = True) -> Verdict:
-    """Collect the errors and warnings about a configuration.
+def judge(config: Any, *, thorough: bool = True) -> Run:
+    """Read a configuration and collect the findings about it.
 
-    About a run that uses nothing of this package they are mostly warnings, and few unless `thorough`.
+    For a run that does not use verl_ext, most findings are warnings, and there are few unless `thorough`.
     """
-    run = RunConfig(estimator_name(config), Settings(), None, config)
-    if run.computes:
+    run = Run(estimator_name(config), config=config)
+    if run.computes_advantages:
         hooks.require(*NEEDED)
-    judging, more = (rules.ALWAYS, rules.READ) if run.ours or thorough else ((), ())
+    is_judged = run.uses_verl_ext or thorough
+    judging = rules.ALWAYS if is_judged else ()
     findings: list[Finding] = []
     try:
-        run = replace(run, settings=read_settings(run.config))
+        run.settings = read_settings(config)
         changed_sections(run.settings)
-        judging += more
-        run = replace(run, chain=build(run.name, run.settings) if run.computes else None)
+        if is_judged:
+            judging += rules.READ
+        if run.computes_advantages:
+            run.chain = build(run.name, run.settings)
     except ConfigurationError as error:
         findings.append(Finding("error", str(error), ""))
     findings += _of_rules(run, judging)
-    if not run.ours:  # another package may read what looks like ours
+    if not run.uses_verl_ext:  # another package may read a section that looks like one of verl_ext
         findings = [finding._replace(severity="warning") for finding in findings]
-    unique = dict.fromkeys([*_of_rules(run, rules.MEANT), *findings])
-    return Verdict(**vars(run), findings=tuple(unique))
+    unique_findings = dict.fromkeys([*_of_rules(run, rules.MEANT), *findings])
+    run.findings = tuple(unique_findings)
+    return run
 
 
-def _of_rules(run: RunConfig, judging: tuple[rules.Rule, ...]) -> Iterator[Finding]:
+def _of_rules(run: Run, judging: tuple[rules.Rule, ...]) -> Iterator[Finding]:
     """Yield what rules have against a run."""
     if run.only_validates:
         judging = tuple(rule for rule in judging if rule not in rules.OF_TRAINING)

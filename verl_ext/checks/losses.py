@@ -8,7 +8,8 @@ from verl_ext.errors import Finding
 from verl_ext.methods.dgpo import balance_for
 from verl_ext.methods.drgrpo import DrgrpoSettings
 from verl_ext.names import is_verls
-from verl_ext.run_config import ACTOR, RunConfig
+from verl_ext.run import Run
+from verl_ext.run_config import ACTOR
 
 SELF_AGGREGATING: Mapping[str, frozenset[str]] = {
     "0.9.0": frozenset({"sapo", "geo_mean", "gspo"}),
@@ -18,13 +19,13 @@ SELF_AGGREGATING: Mapping[str, frozenset[str]] = {
 LOSS, MODE = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
 
 
-def loss_of_verl(run: RunConfig) -> Iterator[Finding]:
+def loss_of_verl(run: Run) -> Iterator[Finding]:
     """Report a loss whose average is not the one on which Dr. GRPO or a step `balance` relies."""
     if run.chain is None:
         return
     mode, loss = run.settings.loss_agg_mode, run.select(LOSS)
     where, alone = f"{LOSS}={loss}", aggregates_itself(loss)
-    drgrpo = "drgrpo" in run.used and run.settings.of("drgrpo", DrgrpoSettings).check_loss
+    drgrpo = "drgrpo" in run.methods and run.settings.of("drgrpo", DrgrpoSettings).check_loss
     balances = [step for step in run.chain.steps if isinstance(step, Balance)]
     for step in balances:
         fitting = "sequence" if alone else balance_for(mode)
@@ -53,11 +54,11 @@ def loss_of_verl(run: RunConfig) -> Iterator[Finding]:
         )
 
 
-def _balanced(run: RunConfig, fitting: str) -> str:
+def _balanced(run: Run, fitting: str) -> str:
     """Return the fix for a step `balance` that does not fit the loss; `fitting` is what the loss averages over."""
-    if "dgpo" in run.used:
+    if "dgpo" in run.methods:
         return f"Set ++algorithm.dgpo.balance={'sequence' if fitting == 'sequence' else 'auto'}."
-    place = "algorithm.compose.steps" if "compose" in run.used else run.name
+    place = "algorithm.compose.steps" if "compose" in run.methods else run.name
     if fitting == "none":
         return f"Remove the step balance from {place}."
     return f"Use the step {{step: balance, over: {fitting}}} in {place}."

@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 
 from verl_ext.checks.samples import batches, files_of
 from verl_ext.errors import ConfigurationError, Finding, reading
-from verl_ext.run_config import FUNCTION, RunConfig, select
+from verl_ext.run import Run
+from verl_ext.run_config import FUNCTION, select
 
 ROLLOUT = "actor_rollout_ref.rollout"
 TOOLS = tuple(f"{ROLLOUT}.multi_turn.{name}" for name in ("tool_config_path", "function_tool_path"))
@@ -25,7 +26,7 @@ FILES = (
 """Settings that name files; so does `actor_rollout_ref.model.path`, unless it is a name on a hub."""
 
 
-def plan(run: RunConfig) -> tuple[list[str], list[Finding]]:
+def plan(run: Run) -> tuple[list[str], list[Finding]]:
     """Return lines about the start, the steps, the checkpoints and the validation of a run, and findings."""
     trainer = run.config.trainer
     findings: list[Finding] = []

@@ -15,10 +15,10 @@ from verl_ext.conf import PRESET_NAMES, PRESETS
 from verl_ext.errors import Finding
 from verl_ext.names import owner
 from verl_ext.registry import INSTALLED, changed_sections, load
-from verl_ext.run_config import RunConfig
+from verl_ext.run import Run
 
 
-def other_preset(run: RunConfig) -> Iterator[Finding]:
+def other_preset(run: Run) -> Iterator[Finding]:
     """Reject the preset of an estimator that is not the one in force."""
     for name in run.select(PRESET_NAMES) or ():
         text = f"The preset {name} conflicts with algorithm.adv_estimator={run.name}"
@@ -29,7 +29,7 @@ def other_preset(run: RunConfig) -> Iterator[Finding]:
                 f"Keep one of the two. In a configuration file, list `{PRESETS}: {name}` after `ppo_trainer` in "
                 "`defaults`.",
             )
-        elif not run.computes:
+        elif not run.computes_advantages:
             yield Finding(
                 "error",
                 f"{text}, because {owner(name)} has registered an estimator under this name. The settings of the "
@@ -39,14 +39,14 @@ def other_preset(run: RunConfig) -> Iterator[Finding]:
             )
 
 
-def other_estimator(run: RunConfig, name: str) -> str:
+def other_estimator(run: Run, name: str) -> str:
     """Say how a run selects another estimator: as the base of the current one, by a preset, or by the setting."""
-    if based := run.used[1:]:
+    if based := run.methods[1:]:
         chosen, replaced = f"set algorithm.{run.name}.base={name}", based
     elif presets := run.select(PRESET_NAMES):
         return f"use the preset {name} instead of {' and '.join(presets)}"
     else:
-        chosen, replaced = f"set algorithm.adv_estimator={name}", run.used
+        chosen, replaced = f"set algorithm.adv_estimator={name}", run.methods
     unused = [f" and remove algorithm.{section}" for section in replaced if section in changed_sections(run.settings)]
     return chosen + "".join(unused)
 
@@ -79,7 +79,7 @@ def written() -> dict[str, tuple[Any, str]]:
     return found
 
 
-def late_preset(run: RunConfig) -> Iterator[Finding]:
+def late_preset(run: Run) -> Iterator[Finding]:
     """Reject a preset that replaces settings of the user's files, because it comes after them."""
     presets = run.select(PRESET_NAMES) or ()
     beside = tuple(path for preset in presets for path, _ in leaves(dict(load(preset).preset)))
@@ -104,7 +104,7 @@ def late_preset(run: RunConfig) -> Iterator[Finding]:
         yield Finding("error", text, f"{fix}the command line.")
 
 
-def replaced_preset(run: RunConfig) -> Iterator[Finding]:
+def replaced_preset(run: Run) -> Iterator[Finding]:
     """Warn about verl's default estimator if it is not chosen: `verl_ext=cpu` may have replaced the file's preset."""
     found = written() if run.name == "gae" else {}
     parts = [part[PRESETS] for part in found.get("defaults", ((), ""))[0] if isinstance(part, dict) and PRESETS in part]

@@ -23,7 +23,8 @@ from verl_ext.core.batch import SCORE
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, Finding, listed, nearest, reading
 from verl_ext.rewards.options import parse_options
-from verl_ext.run_config import FILTER, FUNCTION, RunConfig, own_scorer, resolved, select
+from verl_ext.run import Run
+from verl_ext.run_config import FILTER, FUNCTION, own_scorer, resolved, select
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
 
 REWARD_MODEL = "reward.reward_model"
@@ -111,7 +112,7 @@ def known_components(config: Any) -> list[str] | None:
     return [*options.components, *MANAGERS[manager], SCORE]
 
 
-def wrong_components(run: RunConfig) -> Iterator[Finding]:
+def wrong_components(run: Run) -> Iterator[Finding]:
     """Reject a reward function of verl_ext that does not exist or rejects its arguments, and unknown components."""
     valid, rewards = known_components(run.config), run.settings.rewards
     wanted = [("keys", key) for key in rewards.keys or ()]
@@ -128,7 +129,7 @@ def wrong_components(run: RunConfig) -> Iterator[Finding]:
             )
 
 
-def lost_penalty(run: RunConfig) -> Iterator[Finding]:
+def lost_penalty(run: Run) -> Iterator[Finding]:
     """Reject a penalty that dapo's reward manager adds to the score if named rewards replace the score."""
     keys, weights = run.settings.rewards.keys, run.settings.rewards.weights
     added = run.select("reward.reward_manager.name") == "dapo" and run.select(f"{OVERLONG}.enable")
@@ -147,11 +148,11 @@ def lost_penalty(run: RunConfig) -> Iterator[Finding]:
         f"{OVERLONG}.enable=True adds a penalty to the score, but algorithm.rewards.keys={[*keys]} replaces the score, "
         "so the penalty would be lost.",
         # maxrl needs rewards of at least 0.
-        f"Set {disable}." if "maxrl" in run.used else f"Set {' '.join(lines)}, or {disable}.",
+        f"Set {disable}." if "maxrl" in run.methods else f"Set {' '.join(lines)}, or {disable}.",
     )
 
 
-def negative_rewards(run: RunConfig) -> Iterator[Finding]:
+def negative_rewards(run: Run) -> Iterator[Finding]:
     """Reject weights or a penalty that may make the sum negative if a step after the sum needs values of at least 0."""
     if not needs_nonnegative_sum(run.chain):
         return
@@ -178,7 +179,7 @@ def needs_nonnegative_sum(chain: Chain | None) -> bool:
     return any(step.needs_nonnegative for step in after_sum)
 
 
-def lists_of_rewards(run: RunConfig) -> Iterator[Finding]:
+def lists_of_rewards(run: Run) -> Iterator[Finding]:
     """Reject per-turn rewards and rubrics in a run that does not support them."""
     rewards, rollout = run.settings.rewards, "actor_rollout_ref.rollout.multi_turn"
     names = rewards.per_turn or rewards.rubrics  # never both
@@ -186,7 +187,7 @@ def lists_of_rewards(run: RunConfig) -> Iterator[Finding]:
         return
     setting = f"algorithm.rewards.{'per_turn' if rewards.per_turn else 'rubrics'}"
     where = f"{setting}={list(names)}"
-    if not run.computes:
+    if not run.computes_advantages:
         yield Finding(
             "error",
             f"{where} has no effect on verl's {run.name}, which reads only the score.",
@@ -227,7 +228,7 @@ def lists_of_rewards(run: RunConfig) -> Iterator[Finding]:
         yield Finding("error", f"{FILTER}.metric={ANY_REWARD} does not support {where}.", filter_by_accuracy(run))
     for step in takewhile(lambda step: not step.sums, run.chain.steps if run.chain and rewards.rubrics else ()):
         if step.not_with_rubrics:
-            listed_step = "compose" in run.used
+            listed_step = "compose" in run.methods
             fix = f"remove {step.name} from algorithm.compose.steps" if listed_step else other_estimator(run, "gdpo")
             yield Finding(
                 "error",
@@ -236,7 +237,7 @@ def lists_of_rewards(run: RunConfig) -> Iterator[Finding]:
             )
 
 
-def filter_by_accuracy(run: RunConfig) -> str:
+def filter_by_accuracy(run: Run) -> str:
     """Return the fix for a filter of groups that does not fit the rewards: filter by the accuracy, or not at all."""
     rewards = run.settings.rewards
     off, bounds = f"{FILTER}.enable=False", "algorithm.rewards.accuracy_between"
@@ -256,13 +257,13 @@ def accuracy_of(settings: Settings) -> str:
     return settings.rewards.accuracy_in(settings.rewards.keys or ())
 
 
-def has_colocated_model(run: RunConfig) -> bool:
+def has_colocated_model(run: Run) -> bool:
     """Return whether a reward model on the training GPUs scores the responses, after all were generated."""
     enabled = bool(run.select(f"{REWARD_MODEL}.enable"))
     return enabled and not run.select(f"{REWARD_MODEL}.enable_resource_pool")
 
 
-def wrong_accuracy(run: RunConfig) -> Iterator[Finding]:
+def wrong_accuracy(run: Run) -> Iterator[Finding]:
     """Reject an accuracy that must be named and is not, or that is not in [0, 1]."""
     by_estimator = run.chain is not None and run.chain.needs_accuracy
     if not by_estimator and run.settings.rewards.accuracy_between is None:

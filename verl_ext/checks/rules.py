@@ -38,10 +38,11 @@ from verl_ext.registry import (
     load,
     misspelled_settings,
 )
-from verl_ext.run_config import ACTOR, FILTER, FUNCTION, RunConfig, set_in
+from verl_ext.run import Run
+from verl_ext.run_config import ACTOR, FILTER, FUNCTION, set_in
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
-Rule = Callable[[RunConfig], Iterator[Finding]]
+Rule = Callable[[Run], Iterator[Finding]]
 
 KL_IN_LOSS, KL_IN_REWARD = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
 SWITCHES = (
@@ -69,7 +70,7 @@ ALONE = dict.fromkeys(BARE, "the advantage is the score without a baseline") | {
 """What happens with `rollout.n=1`, by the name of verl's estimator."""
 
 
-def meant_preset(run: RunConfig) -> Iterator[Finding]:
+def meant_preset(run: Run) -> Iterator[Finding]:
     """Reject a preset under a misspelled name: `+verl_ex=gdpo` would train with verl's default estimator."""
     presets = ConfigStore.instance().list(PRESETS)
     for key in map(str, run.config):
@@ -85,13 +86,13 @@ def meant_preset(run: RunConfig) -> Iterator[Finding]:
             )
 
 
-def of_other_rooms(run: RunConfig, *, every: bool) -> Iterator[Finding]:
+def of_other_rooms(run: Run, *, every: bool) -> Iterator[Finding]:
     """Apply the rules of other subpackages and plugins: those for `every` run, such as one on the CPU, or the rest."""
     for target in (target for target, for_every in hooks.RULES.items() if for_every is every):
         yield from hooks.resolve(target)(run)
 
 
-def unknown_estimator(run: RunConfig) -> Iterator[Finding]:
+def unknown_estimator(run: Run) -> Iterator[Finding]:
     """Report a name that is not registered here, or that an entry point cannot have.
 
     An unknown name is an error if it is an anagram of a verl_ext estimator. Otherwise it is a warning, because the
@@ -99,7 +100,7 @@ def unknown_estimator(run: RunConfig) -> Iterator[Finding]:
     """
     severity: Literal["error", "warning"]
     if run.name in RESERVED_NAMES and run.name in ENTRY_POINTS:
-        severity = "error" if run.computes else "warning"
+        severity = "error" if run.computes_advantages else "warning"
         yield Finding(
             severity,
             f"The entry point {run.name}={ENTRY_POINTS[run.name].value} is ignored, because another estimator "
@@ -122,7 +123,7 @@ def unknown_estimator(run: RunConfig) -> Iterator[Finding]:
         )
 
 
-def unread(run: RunConfig) -> Iterator[Finding]:
+def unread(run: Run) -> Iterator[Finding]:
     """Report settings that are not read: misspelled, at the top level, or without the switch that verl needs."""
     from verl.trainer.config import AlgoConfig
 
@@ -149,7 +150,7 @@ def unread(run: RunConfig) -> Iterator[Finding]:
     yield from unread_by_manager(run, [*found])
 
 
-def _with_switch(run: RunConfig, path: str, switch: str, line: str) -> str:
+def _with_switch(run: Run, path: str, switch: str, line: str) -> str:
     """Return the fix for a setting that verl does not read: the line with the switch, if the run is accepted with it.
 
     Edge cases: an estimator may reject KL in the reward, or warn about KL in the loss.
@@ -163,15 +164,15 @@ def _with_switch(run: RunConfig, path: str, switch: str, line: str) -> str:
     return f"Set {line}, or remove {path}." if line else f"Remove {path}."
 
 
-def _kl_in_loss(run: RunConfig) -> str:
+def _kl_in_loss(run: Run) -> str:
     """Return the lines that add a KL term to the loss; empty if the estimator trains without one."""
-    if "drgrpo" in run.used and run.settings.of("drgrpo", DrgrpoSettings).check_loss:
+    if "drgrpo" in run.methods and run.settings.of("drgrpo", DrgrpoSettings).check_loss:
         return ""
     skips = run.settings.verl_ext.skip_zero_advantage  # which is rejected with a KL term in the loss
     return f"{KL_IN_LOSS}=True" + (" algorithm.verl_ext.skip_zero_advantage=False" if skips else "")
 
 
-def unread_by_manager(run: RunConfig, found: list[str]) -> Iterator[Finding]:
+def unread_by_manager(run: Run, found: list[str]) -> Iterator[Finding]:
     """Warn about entries of `reward.reward_kwargs` that verl's reward manager does not read; `found`: the settings."""
     name, source = (run.select(f"reward.reward_manager.{item}") for item in ("name", "source"))
     if source != "register" or name not in ("dapo", "gdpo", "naive", "rate_limited", "remote"):
@@ -184,7 +185,7 @@ def unread_by_manager(run: RunConfig, found: list[str]) -> Iterator[Finding]:
     paths, reads = ", ".join(lost), f"which reads {', '.join(DAPO)}"
     text = f"verl's reward manager does not read {paths} while reward.reward_manager.name={name}."
     # The penalty is a part of the score, which `keys` replaces and maxrl must not subtract from.
-    penalized = run.chain is not None and (run.settings.rewards.keys is not None or "maxrl" in run.used)
+    penalized = run.chain is not None and (run.settings.rewards.keys is not None or "maxrl" in run.methods)
     if name == "dapo":
         fix = f"Remove {paths}. Use only entries of reward.reward_kwargs that dapo reads: {', '.join(DAPO)}."
     elif penalized or {*lost} - {*of_dapo}:
@@ -194,7 +195,7 @@ def unread_by_manager(run: RunConfig, found: list[str]) -> Iterator[Finding]:
     yield Finding("warning", text, fix)
 
 
-def filter_of_groups(run: RunConfig) -> Iterator[Finding]:
+def filter_of_groups(run: Run) -> Iterator[Finding]:
     """Check verl's filter of groups: the metrics of verl_ext, and an estimator that the metric does not fit."""
     metric, rewards = run.filter, run.settings.rewards
     where, default_trainer = f"{FILTER}.metric={metric}", run.select("trainer.use_v1") is not False
@@ -237,12 +238,12 @@ def filter_of_groups(run: RunConfig) -> Iterator[Finding]:
         )
 
 
-def experimental(run: RunConfig) -> Iterator[Finding]:
+def experimental(run: Run) -> Iterator[Finding]:
     """Reject verl's experimental trainers, which do not call verl_ext.
 
     Only their configurations have a section `rollout`.
     """
-    if run.select("rollout") is not None and (run.ours or run.settings.rewards != RewardsSettings()):
+    if run.select("rollout") is not None and (run.uses_verl_ext or run.settings.rewards != RewardsSettings()):
         yield Finding(
             "error",
             "The section `rollout` belongs to verl's experimental trainers, which do not call verl_ext. "
@@ -251,16 +252,16 @@ def experimental(run: RunConfig) -> Iterator[Finding]:
         )
 
 
-def without_effect(run: RunConfig) -> Iterator[Finding]:
+def without_effect(run: Run) -> Iterator[Finding]:
     """Report settings that the estimator in force does not read."""
-    for section in sorted(changed_sections(run.settings).keys() - {*run.used}):
+    for section in sorted(changed_sections(run.settings).keys() - {*run.methods}):
         yield Finding(
             "warning",
             f"algorithm.{section} is set, but algorithm.adv_estimator={run.name} does not use it.",
             f"Remove algorithm.{section}, or {other_estimator(run, section)}.",
         )
     rewards, defaults = run.settings.rewards, RewardsSettings()
-    if not run.computes:
+    if not run.computes_advantages:
         settings = ("weights", "rejected", "conditions")
         for setting in (name for name in settings if getattr(rewards, name) != getattr(defaults, name)):
             severity: Literal["error", "warning"] = "error" if setting == "conditions" else "warning"
@@ -280,7 +281,7 @@ def without_effect(run: RunConfig) -> Iterator[Finding]:
             )
 
 
-def single_response(run: RunConfig) -> Iterator[Finding]:
+def single_response(run: Run) -> Iterator[Finding]:
     """Report groups of one response, which is verl's default: there is no signal, or no baseline."""
     steps = () if run.chain is None else run.chain.steps
     compared = any(step.centers or step.compares or step.zero_without_variance for step in steps)
@@ -298,7 +299,7 @@ def single_response(run: RunConfig) -> Iterator[Finding]:
         yield Finding("warning", f"With {n}=1 and verl's {run.name}, {ALONE[run.name]}.", f"Set {n}=8, for example.")
 
 
-def unlike_meant(run: RunConfig) -> Iterator[Finding]:
+def unlike_meant(run: Run) -> Iterator[Finding]:
     """Warn about settings that prevent learning, or that do not do what their name says."""
     if run.select("algorithm.use_pf_ppo") and (run.name != "gae" or run.select("trainer.use_v1")):
         if run.name == "gae":
@@ -328,7 +329,7 @@ def unlike_meant(run: RunConfig) -> Iterator[Finding]:
         )
 
 
-def endless_warmup(run: RunConfig) -> Iterator[Finding]:
+def endless_warmup(run: Run) -> Iterator[Finding]:
     """Warn about a warm-up that lasts as long as the training, or longer."""
     setting = f"{ACTOR}.optim.lr_warmup_steps"
     warmup, steps = run.select(setting), run.select("trainer.total_training_steps")
@@ -345,7 +346,7 @@ def endless_warmup(run: RunConfig) -> Iterator[Finding]:
         )
 
 
-def part_of_checkpoint(run: RunConfig) -> Iterator[Finding]:
+def part_of_checkpoint(run: Run) -> Iterator[Finding]:
     """Warn about checkpoints without the model or the optimizer, and about a resume that does not read one of them."""
     for part in ("save_contents", "load_contents"):
         setting = f"{ACTOR}.checkpoint.{part}"
@@ -360,7 +361,7 @@ def part_of_checkpoint(run: RunConfig) -> Iterator[Finding]:
             )
 
 
-def short_micro_batch(run: RunConfig) -> Iterator[Finding]:
+def short_micro_batch(run: Run) -> Iterator[Finding]:
     """Warn about FSDP micro-batches that may be shorter than one sequence: verl stops at the first such sequence."""
     limit = f"{ACTOR}.ppo_max_token_len_per_gpu"
     length = sum(run.select(f"data.max_{part}_length") or 0 for part in ("prompt", "response"))
@@ -376,7 +377,7 @@ def short_micro_batch(run: RunConfig) -> Iterator[Finding]:
         )
 
 
-def missing_keys(run: RunConfig) -> Iterator[Finding]:
+def missing_keys(run: Run) -> Iterator[Finding]:
     """Report an estimator that works on each reward separately, if the rewards have no names."""
     if run.chain is not None and run.chain.per_reward and run.settings.rewards.keys is None:
         source = run.select(f"{FUNCTION}.path") or "the reward function"
@@ -388,7 +389,7 @@ def missing_keys(run: RunConfig) -> Iterator[Finding]:
         )
 
 
-def why_not_kl_in_reward(run: RunConfig) -> str | None:
+def why_not_kl_in_reward(run: Run) -> str | None:
     """Return why the steps cannot follow `use_kl_in_reward=True`, as a sentence; None if they can."""
     if run.chain is None:
         return None
@@ -403,7 +404,7 @@ def why_not_kl_in_reward(run: RunConfig) -> str | None:
     return None
 
 
-def contradicted_by_verl(run: RunConfig) -> Iterator[Finding]:
+def contradicted_by_verl(run: Run) -> Iterator[Finding]:
     """Reject settings of verl that the steps cannot follow: KL in the reward, and no division by the std."""
     if run.chain is None:
         return
@@ -425,20 +426,20 @@ def contradicted_by_verl(run: RunConfig) -> Iterator[Finding]:
             )
 
 
-def _without_division(run: RunConfig, step: str) -> str:
+def _without_division(run: Run, step: str) -> str:
     """Say how an estimator is used without its division by the scale of the rewards."""
     settings = {
         "gdpo": "set ++algorithm.gdpo.scale=none",
         "dgpo": "set ++algorithm.dgpo.dgae=False",
         "compose": f"remove {step} from algorithm.compose.steps",
     }
-    found = [text for name, text in settings.items() if name in run.used]
+    found = [text for name, text in settings.items() if name in run.methods]
     return found[0] if found else other_estimator(run, "weighted_grpo")
 
 
-def rule_of_estimator(run: RunConfig) -> Iterator[Finding]:
+def rule_of_estimator(run: Run) -> Iterator[Finding]:
     """Apply the rules that the estimators in force declare."""
-    for name in run.used if run.chain is not None else ():
+    for name in run.methods if run.chain is not None else ():
         yield from load(name).rule(run.settings, run.select)
 
 

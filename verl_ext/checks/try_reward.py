@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_ext.advantages.estimator import compute, log_and_dump
+from verl_ext.advantages.estimator import compute, computing
 from verl_ext.advantages.group_filter import outside
-from verl_ext.advantages.run import Run
+from verl_ext.advantages.log import log_estimator_of_verl
 from verl_ext.advantages.table import Table, is_number
 from verl_ext.checks.forms import Answer, Number, Trial
-from verl_ext.checks.judge import Verdict
 from verl_ext.checks.plan import TOOLS
 from verl_ext.checks.prompts import LIMIT, Prompts
 from verl_ext.checks.rewards import MANAGERS, accuracy_of
@@ -36,6 +35,7 @@ from verl_ext.core.groups import Groups
 from verl_ext.core.row_index import RowIndex
 from verl_ext.core.rubrics import Criteria
 from verl_ext.errors import ConfigurationError, DataError, Finding, VerlExtError, listed
+from verl_ext.run import Run
 from verl_ext.run_config import FILTER, FUNCTION, select
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, VerlExtSettings
 
@@ -44,9 +44,7 @@ NO_REWARDS = ("reward", ANY_REWARD, ACCURACY_BETWEEN)
 """The metrics of a filter of groups that no reward function returns."""
 
 
-def try_reward(
-    config: Any, verdict: Verdict, options: argparse.Namespace, until: float
-) -> tuple[list[str], list[Finding]]:
+def try_reward(config: Any, run: Run, options: argparse.Namespace, until: float) -> tuple[list[str], list[Finding]]:
     """Call the reward function; return a summary and the findings. `until`: when to end, by `time.monotonic()`."""
     if select(config, "reward.reward_model.enable") and select(config, f"{FUNCTION}.path") is None:
         raise ConfigurationError(
@@ -68,10 +66,10 @@ def try_reward(
         )
     validated, _ = rows_of(config, "data.val_files", 1)
     begun = time.monotonic()
-    with closing(Scorer(config, options.seconds, until, nan=verdict.chain is not None)) as scorer:
+    with closing(Scorer(config, options.seconds, until, nan=run.chain is not None)) as scorer:
         costly = scorer.is_async or select(config, f"{MANAGER}.name") not in IN_PROCESS
         costly |= bool(select(config, "reward.reward_model.enable"))
-        trial = Trial(scorer, _numbers(config, verdict), options.answer_template, costly=costly)
+        trial = Trial(scorer, _numbers(config, run), options.answer_template, costly=costly)
         try:
             for number, (place, row) in enumerate([*samples.items(), *validated.items()]):
                 responses = given[number : number + 1] if number < len(samples) else []
@@ -86,17 +84,17 @@ def try_reward(
     columns: dict[str, list[Any]] = {name: [result.get(name) for result in results.values()] for name in names}
     if results:
         more = select(config, f"{MANAGER}.name") not in MANAGERS
-        findings += [Finding("error", text, "") for text in _wrong(columns, list(results), verdict, more=more)]
+        findings += [Finding("error", text, "") for text in _wrong(columns, list(results), run, more=more)]
     certain = bool(not costly or options.answer_template or given)
     lines, notes = _summaries(config, trial, prompts, certain=certain)
     findings += notes
-    findings += _notes_on_names(verdict, columns, given=bool(given))
+    findings += _notes_on_names(run, columns, given=bool(given))
     findings += _notes_on_agents(config, samples.values())
     rest = len(samples) - options.rows
     more_rows = f" ({rest} more than --rows, so that each data_source is included)" if rest > 0 else ""
     where = f"{len(samples)} rows of data.train_files{more_rows} and {len(validated)} of data.val_files"
     title = f"The reward function scored {len(trial.results)} responses to {where}{seconds}:"
-    return [title, *_lines(columns, verdict), *lines], findings
+    return [title, *_lines(columns, run), *lines], findings
 
 
 def _summaries(config: Any, trial: Trial, prompts: Prompts, *, certain: bool) -> tuple[list[str], list[Finding]]:
@@ -120,9 +118,9 @@ def _summaries(config: Any, trial: Trial, prompts: Prompts, *, certain: bool) ->
     return lines, notes
 
 
-def _notes_on_names(verdict: Verdict, columns: Mapping[str, Any], *, given: bool) -> Iterator[Finding]:
+def _notes_on_names(run: Run, columns: Mapping[str, Any], *, given: bool) -> Iterator[Finding]:
     """Yield what is doubtful about the names of the rewards. `given`: whether --responses was used."""
-    for one, other in combinations(verdict.settings.rewards.keys or (), 2):
+    for one, other in combinations(run.settings.rewards.keys or (), 2):
         if len({*map(str, columns.get(one, ()))}) > 1 and columns[one] == columns.get(other):
             fix = f"Remove {one} or {other} if it is redundant."
             yield Finding(
@@ -130,7 +128,7 @@ def _notes_on_names(verdict: Verdict, columns: Mapping[str, Any], *, given: bool
                 f"algorithm.rewards.keys: the rewards {one} and {other} are equal for all responses that were tried.",
                 fix if given else f"Add --responses with responses in which they differ. {fix}",
             )
-    if columns and (metric := verdict.filter) not in (None, *NO_REWARDS, *columns):
+    if columns and (metric := run.filter) not in (None, *NO_REWARDS, *columns):
         yield Finding(
             "note",
             f"{FILTER}.metric={metric} is not among the values that the reward function returns.",
@@ -150,41 +148,41 @@ def _notes_on_agents(config: Any, rows: Iterable[Any]) -> Iterator[Finding]:
         )
 
 
-def _numbers(config: Any, verdict: Verdict) -> dict[str, Number]:
+def _numbers(config: Any, run: Run) -> dict[str, Number]:
     """The numbers that matter: the named rewards, the accuracy at its threshold, and the score."""
     added = (*MANAGERS.get(select(config, f"{MANAGER}.name"), ()), *ROLLOUT)
-    keys = verdict.settings.rewards.keys or ()
-    names = keys if keys and verdict.computes else (*keys, SCORE)
+    keys = run.settings.rewards.keys or ()
+    names = keys if keys and run.computes_advantages else (*keys, SCORE)
     numbers: dict[str, Number] = {name: methodcaller("get", name) for name in names if name not in added}
-    if (threshold := verdict.settings.rewards.accuracy_threshold) is not None:
-        key, bound = accuracy_of(verdict.settings), float(threshold)
+    if (threshold := run.settings.rewards.accuracy_threshold) is not None:
+        key, bound = accuracy_of(run.settings), float(threshold)
         numbers[f"{key} above {bound:g}"] = lambda result: is_number(result.get(key)) and result[key] > bound
     return numbers
 
 
-def _wrong(columns: Mapping[str, Any], answers: Sequence[Answer], verdict: Verdict, *, more: bool) -> Iterator[str]:
+def _wrong(columns: Mapping[str, Any], answers: Sequence[Answer], run: Run, *, more: bool) -> Iterator[str]:
     """Yield what would end the run at the first batch. `more`: the reward manager may add components."""
     labels = [answer.where for answer in answers]
-    settings = replace(verdict.settings, verl_ext=VerlExtSettings())  # without a dump
-    run, size = Run(verdict.name, settings, verdict.chain), len(answers)
+    settings = replace(run.settings, verl_ext=VerlExtSettings())  # without a dump
+    trial_run = Run(run.name, settings, run.chain)
+    size = len(answers)
     scores = torch.tensor(columns[SCORE], dtype=torch.float64)[:, None]
     table = Table(
         settings=settings.rewards,
         rows=RowIndex.of_padding(np.zeros(size, dtype=bool)),
         labels=labels,
-        fields=columns,
-        returned=list(columns),
+        results=columns,
         score=scores[:, 0].numpy(),
-        cut=np.ones(size, dtype=bool),  # nobody knows its turns
+        truncated=np.ones(size, dtype=bool),  # the number of its turns is not known
     )
     of_chain = () if run.chain is None else run.chain.needs_fields
     missing = {*(settings.rewards.keys or ()), *of_chain} - columns.keys()
     if missing and (more or not missing.isdisjoint({*ROLLOUT, *of_chain})):
         return
     try:
-        with run.computing(table):
+        with computing(trial_run, table):
             if run.chain is None:
-                log_and_dump(run, table, None)
+                log_estimator_of_verl(trial_run, table)
             else:
                 compute(run.name, scores, torch.ones(size, 1))
         if settings.rewards.accuracy_between is not None:
@@ -195,14 +193,14 @@ def _wrong(columns: Mapping[str, Any], answers: Sequence[Answer], verdict: Verdi
         yield str(error)
 
 
-def _lines(columns: Mapping[str, Sequence[Any]], verdict: Verdict) -> Iterator[str]:
+def _lines(columns: Mapping[str, Sequence[Any]], run: Run) -> Iterator[str]:
     """Yield the type and the range of each component."""
     accuracies = []
     for key, given in columns.items():
         values, turns = given, ""
         with suppress(TypeError, ValueError):
-            rubrics = key in (verdict.settings.rewards.rubrics or ())
-            if rubrics or key in (verdict.settings.rewards.per_turn or ()):
+            rubrics = key in (run.settings.rewards.rubrics or ())
+            if rubrics or key in (run.settings.rewards.per_turn or ()):
                 lists = list(map(json.loads, given))
                 entries, counts = [entry for entries in lists for entry in entries], list(map(len, lists))
                 values = [value for value, _ in entries] if rubrics else entries

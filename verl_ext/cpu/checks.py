@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_ext.errors import Finding, listed
-from verl_ext.run_config import RunConfig
+from verl_ext.run import Run
 
 ROLLOUT = "actor_rollout_ref.rollout"
 RAY = "ray_kwargs.ray_init"
@@ -21,7 +21,7 @@ def asks_for_cpu(config: Any) -> bool:
     return any(str(known.get("VERL_PLATFORM", "")).strip().lower() == "cpu" for known in (os.environ, of_workers))
 
 
-def rule(run: RunConfig) -> Iterator[Finding]:
+def rule(run: Run) -> Iterator[Finding]:
     """Reject values that do not work without an accelerator, if the run is meant for the CPU."""
     config = run.config
     if not asks_for_cpu(config):
@@ -56,7 +56,7 @@ def rule(run: RunConfig) -> Iterator[Finding]:
             )
 
 
-def ignored_cluster(run: RunConfig) -> Iterator[Finding]:
+def ignored_cluster(run: Run) -> Iterator[Finding]:
     """Warn about RAY_ADDRESS, which is ignored if the run starts its own Ray instance, as with the preset `cpu`."""
     cluster = os.environ.get("RAY_ADDRESS", "")
     if cluster in ("", "local") or run.select(f"{RAY}.address") != "local" or not asks_for_cpu(run.config):

@@ -4,9 +4,9 @@
 TransferQueue.
 """
 
+import functools
 import logging
-from collections.abc import Hashable
-from functools import partial
+from collections.abc import Callable, Hashable
 from types import ModuleType
 from typing import Any
 
@@ -14,13 +14,16 @@ import torch
 
 from verl_ext import hooks
 from verl_ext.advantages import group_filter, queue
-from verl_ext.advantages.estimator import log_and_dump
+from verl_ext.advantages.estimator import computing
+from verl_ext.advantages.log import log_estimator_of_verl
 from verl_ext.advantages.prompts import FIELDS, naming_prompts
-from verl_ext.advantages.run import Run
-from verl_ext.advantages.table import Table
+from verl_ext.advantages.table import Request, Table
 from verl_ext.core.row_index import uids_of
 from verl_ext.core.token_tensors import dense
-from verl_ext.trainers.mixin import WithEstimators
+from verl_ext.errors import IntegrationError
+from verl_ext.run import Run
+from verl_ext.run_config import has_algorithm, uses_verl_ext
+from verl_ext.trainers.mixin import METHODS, TrainerMixin, check_parameters, with_mixin
 
 logger = logging.getLogger("verl_ext")
 
@@ -29,12 +32,39 @@ MISSING = "advantage/missing_responses"
 
 
 def install(trainer_base: ModuleType) -> None:
-    """Put our class over verl's."""
-    hooks.put_over(trainer_base, DefaultTrainer)
+    """Wrap the function with which verl selects its own trainers and those of other packages."""
+    check_parameters(DefaultTrainer, hooks.member(trainer_base, "PPOTrainer"), (*METHODS, "_compute_advantage"))
+    hooks.wrap(trainer_base, "get_trainer_cls", wrap_get_trainer_cls)
 
 
-class DefaultTrainer(WithEstimators):
-    """A trainer over TransferQueue with this package's part."""
+def wrap_get_trainer_cls(original: Callable[..., Any], name: str) -> Any:
+    """`get_trainer_cls(name)`: apply the mixin to the class that verl selects.
+
+    Another package may register a function that makes trainers instead of a class. The trainer that it makes must have
+    a class that `get_trainer_cls` returns, if the run uses verl_ext.
+    """
+    chosen = original(name)
+    if isinstance(chosen, type):
+        return with_mixin(DefaultTrainer, chosen)
+
+    @functools.wraps(chosen)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        trainer = chosen(*args, **kwargs)
+        config = kwargs.get("config", args[0] if args else None)
+        if not isinstance(trainer, DefaultTrainer) and has_algorithm(config) and uses_verl_ext(config):
+            made_by = getattr(chosen, "__qualname__", type(chosen).__qualname__)
+            raise IntegrationError(
+                f"trainer.v1.trainer_mode={name} is registered as the function {made_by}, and the "
+                f"{type(trainer).__qualname__} that it returns does not have the methods of verl_ext. Register the "
+                "class itself, or return an object of the class that verl.trainer.ppo.v1.get_trainer_cls returns."
+            )
+        return trainer
+
+    return make
+
+
+class DefaultTrainer(TrainerMixin):
+    """What verl_ext adds to a trainer over TransferQueue."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -42,20 +72,20 @@ class DefaultTrainer(WithEstimators):
             group_filter.replace_filter(self, self._verl_ext)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Compute with the rewards of the batch, and log our metrics."""
+        """Compute with the rewards of the batch, and log the metrics of verl_ext."""
         verl: Any = super()
         run = self._verl_ext
         if run is None:
             return verl._compute_advantage(batch, metrics)
-        with naming_prompts(partial(_fields_of, batch)):
-            table = queue.table_of(batch.keys, batch.partition_id, run.needs, tags=batch.tags)
+        with naming_prompts(functools.partial(_fields_of_prompt, batch)):
+            table = queue.read_table(batch.keys, batch.partition_id, Request.of(run), tags=batch.tags)
             missing = missing_responses(self, len(table.labels))
             if run.settings.rewards.token_scores:
                 _write_token_scores(batch, table, run)
-            with run.computing(table):
+            with computing(run, table):
                 result = verl._compute_advantage(batch, metrics)
             if run.chain is None:
-                log_and_dump(run, table, lambda: _tensors(batch))
+                log_estimator_of_verl(run, table, functools.partial(_tensors, batch))
         run.metrics[MISSING] = missing
         run.add_metrics(metrics)
         return result
@@ -66,8 +96,9 @@ def missing_responses(trainer: Any, arrived: int) -> float:
 
     In `sync` mode verl trains on the responses that are left when others fail: groups get smaller, or vanish.
     """
-    config, updates = trainer.config, hooks.member(trainer, "parameter_sync_step")
-    expected = config.data.train_batch_size // updates * config.actor_rollout_ref.rollout.n
+    config = trainer.config
+    updates_per_step = hooks.member(trainer, "parameter_sync_step")
+    expected = config.data.train_batch_size // updates_per_step * config.actor_rollout_ref.rollout.n
     missing = max(0, expected - arrived)
     if missing:
         logger.warning(
@@ -78,10 +109,10 @@ def missing_responses(trainer: Any, arrived: int) -> float:
     return float(missing)
 
 
-def _fields_of(batch: Any, uid: Hashable) -> dict[str, Any]:
+def _fields_of_prompt(batch: Any, uid: Hashable) -> dict[str, Any]:
     """Return the fields of the first response with this uid that say which row of the data it belongs to."""
-    key = batch.keys[uids_of(batch.keys).index(str(uid))]
-    data = queue.fetch([key], batch.partition_id, FIELDS)
+    first_row = uids_of(batch.keys).index(str(uid))
+    data = queue.fetch([batch.keys[first_row]], batch.partition_id, FIELDS)
     fields = {}
     for name in set(FIELDS).intersection(data.keys()):
         values = data[name]
@@ -91,13 +122,18 @@ def _fields_of(batch: Any, uid: Hashable) -> dict[str, Any]:
 
 def _tensors(batch: Any) -> dict[str, torch.Tensor]:
     """Return the advantages of a batch, its mask and scores, padded."""
-    data = queue.fetch(batch.keys, batch.partition_id, ["advantages", "response_mask", "rm_scores"])
-    data["token_level_scores"] = data.pop("rm_scores")
-    return {name: dense(values) for name, values in data.items()}
+    data = queue.fetch(batch.keys, batch.partition_id, ["advantages", queue.MASK, queue.TRAINER_SCORE])
+    return {
+        "advantages": dense(data["advantages"]),
+        "response_mask": dense(data[queue.MASK]),
+        "token_level_scores": dense(data[queue.TRAINER_SCORE]),
+    }
 
 
 def _write_token_scores(batch: Any, table: Table, run: Run) -> None:
     """Write `token_level_scores_<key>` into the batch."""
-    lengths = queue.fetch(batch.keys, batch.partition_id, ["response_mask"])["response_mask"].offsets().diff()
-    if fields := dict(table.token_fields(run.settings.rewards.keys or (), lengths)):
+    mask = queue.fetch(batch.keys, batch.partition_id, [queue.MASK])[queue.MASK]
+    tokens_of_row = mask.offsets().diff()
+    fields = dict(table.token_fields(run.settings.rewards.keys or (), tokens_of_row))
+    if fields:
         queue.write(batch.keys, batch.partition_id, fields)

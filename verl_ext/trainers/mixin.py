@@ -1,32 +1,32 @@
-"""What verl_ext adds to every trainer of verl: a run, and its state in checkpoints.
+"""What verl_ext adds to every trainer of verl: the check of the run, its state in checkpoints, the faster update.
 
-For the default trainer, our class inherits from the class that verl chose. `RayPPOTrainer` is replaced in its module,
-so that subclasses in other packages inherit from our class.
+verl chooses the class of a trainer when a run starts, and other packages may have subclasses of verl's trainers. So
+verl_ext makes a subclass of the mixin and the chosen class, with the name of the chosen class.
 """
 
-from dataclasses import fields
-from pathlib import Path
+import functools
+import inspect
+from collections.abc import Iterable
 from typing import Any
 
-from verl_ext import hooks
-from verl_ext.advantages import checkpoint
-from verl_ext.advantages.run import Run
-from verl_ext.errors import listed
-from verl_ext.run_config import RunConfig
+from verl_ext import hooks, update
+from verl_ext.advantages import checkpoint, dump
+from verl_ext.checks.judge import check_run, log_run
+from verl_ext.run import Run
+
+METHODS = ("__init__", "_save_checkpoint", "_load_checkpoint")
+"""The methods of `TrainerMixin` that every run needs. The other methods are for the faster update alone."""
 
 
-class WithEstimators:
-    """A trainer with this package's part; `verl` is the trainer without it."""
+class TrainerMixin:
+    """The methods of verl's trainers to which verl_ext adds something.
 
-    SERVES = ("dump_dir",)
-    """The settings of `algorithm.verl_ext` that this part obeys. Other rooms put classes with more over a trainer."""
-    _verl_ext_verdict: RunConfig | None = None
-    """The settings as the checks have judged them."""
-    _verl_ext: Run | None = None
-    """None for a run that uses nothing of this package.
-
-    Every method then does what verl's does. A save also removes the state of an earlier run that it overwrites.
+    In a run that uses nothing of verl_ext, each method does what verl's method does. Its `_save_checkpoint` also
+    removes the state of an earlier run that it overwrites.
     """
+
+    _verl_ext: Run | None = None
+    """The run, or None if it uses nothing of verl_ext."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         verl: Any = super()
@@ -34,7 +34,7 @@ class WithEstimators:
         verl.__init__(config, *args, **kwargs)
 
     def _save_checkpoint(self) -> Any:
-        """Save our state first, so that the current checkpoint always has it; without one remove an earlier run's."""
+        """Save the state of the estimator first, so that a checkpoint that verl has completed always has it."""
         verl: Any = super()
         if self._verl_ext is None or self._verl_ext.chain is None:
             checkpoint.remove_earlier_state(self)
@@ -43,7 +43,7 @@ class WithEstimators:
             return verl._save_checkpoint()
 
     def _load_checkpoint(self) -> Any:
-        """Load our state once verl knows the step from which it resumes."""
+        """Load the state of the estimator once verl knows the step from which it resumes."""
         verl: Any = super()
         if self._verl_ext is None:
             return verl._load_checkpoint()
@@ -52,23 +52,70 @@ class WithEstimators:
         checkpoint.load(self._verl_ext)
         return result
 
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Order the rows so that the rows of a prompt come together, if the update computes each prompt once."""
+        verl: Any = super()
+        balanced = verl._balance_batch(batch, metrics, *args, **kwargs)  # RayPPOTrainer's method returns nothing
+        update.order_rows(self._verl_ext, batch if balanced is None else balanced, metrics)
+        return balanced
 
-def start(trainer: WithEstimators, config: Any) -> Run | None:
-    """Return the run of a trainer; None if it uses nothing of this package. Raise if it lacks a part."""
-    verdict, unjudged = trainer._verl_ext_verdict, RunConfig.of(config)
-    if verdict is None and unjudged is not None and unjudged.ours:
-        raise hooks.lacking("its configuration was not checked")
-    if verdict is None or not verdict.ours:
+    def _compute_old_log_prob(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        verl: Any = super()
+        with update.marked(self._verl_ext, batch):
+            return verl._compute_old_log_prob(batch, *args, **kwargs)
+
+    def _compute_ref_log_prob(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        verl: Any = super()
+        with update.marked(self._verl_ext, batch):
+            return verl._compute_ref_log_prob(batch, *args, **kwargs)
+
+    def _update_actor(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        verl: Any = super()
+        with update.marked(self._verl_ext, batch):
+            return verl._update_actor(batch, *args, **kwargs)
+
+
+def start(trainer: TrainerMixin, config: Any) -> Run | None:
+    """Check the configuration, and return the run of a trainer. Return None if it uses nothing of verl_ext.
+
+    Raise if the run is rejected, or if the trainer would skip code of verl_ext that the run needs.
+    """
+    run = check_run(config)
+    if run is None:
         return None
-    settings, chain = verdict.settings, verdict.chain
-    given = settings.verl_ext
-    served = {name for base in type(trainer).__mro__ for name in vars(base).get("SERVES", ())}
-    asked = {item.name for item in fields(given) if getattr(given, item.name) != item.default}
-    if asked - served:
-        raise hooks.lacking(f"it does not implement the settings {listed(asked - served)} of algorithm.verl_ext")
-    if chain is not None:
-        needed = ("_save_checkpoint", "_load_checkpoint") if chain.stateful else ()
-        hooks.require_passed_on(type(trainer), WithEstimators, needed)
-    if given.dump_dir is not None:
-        Path(given.dump_dir).mkdir(parents=True, exist_ok=True)  # raise now, not at the first step
-    return Run(verdict.name, settings, chain, trainer)
+    log_run(run)
+    if not run.uses_verl_ext:
+        return None
+    run.trainer = trainer
+    if run.chain is not None and run.chain.stateful:
+        hooks.require_passed_on(type(trainer), TrainerMixin, ("_save_checkpoint", "_load_checkpoint"))
+    if update.marks(run):
+        update.require_engine()
+        for verl_trainer in _trainers_of_verl(type(trainer)):
+            check_parameters(TrainerMixin, verl_trainer, update.PASSES)
+        hooks.require_passed_on(type(trainer), TrainerMixin, update.PASSES)
+    dump.make_dump_dir(run)  # raise now, not at the first step
+    return run
+
+
+def check_parameters(mixin: type, verl_trainer: type, names: Iterable[str]) -> None:
+    """Raise unless the class of verl has these methods of the mixin, with the same parameters."""
+    for name in names:
+        parameters = inspect.signature(getattr(mixin, name)).parameters.values()
+        positional = [item.name for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD]
+        hooks.require_parameters(verl_trainer, name, positional)
+
+
+def _trainers_of_verl(cls: type) -> list[type]:
+    """Return the classes of verl among the bases of a trainer: `PPOTrainer` or `RayPPOTrainer`."""
+    modules = hooks.TRAINERS.values()
+    return [base for base in cls.__mro__ if base.__module__ in modules and not issubclass(base, TrainerMixin)]
+
+
+@functools.cache
+def with_mixin(mixin: type, cls: type) -> type:
+    """Return a subclass of the mixin and the class, with the name of the class: always the same one for a class."""
+    if issubclass(cls, mixin):
+        return cls
+    attributes = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(cls.__name__, (mixin, cls), attributes)

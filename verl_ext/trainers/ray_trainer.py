@@ -11,25 +11,29 @@ from typing import Any
 from weakref import WeakSet
 
 from verl_ext import hooks
-from verl_ext.advantages.estimator import log_and_dump
+from verl_ext.advantages import data_proto
+from verl_ext.advantages.estimator import CURRENT, computing
+from verl_ext.advantages.log import log_estimator_of_verl
 from verl_ext.advantages.prompts import FIELDS, naming_prompts
-from verl_ext.advantages.run import CURRENT, Run
-from verl_ext.advantages.table import of_batch
-from verl_ext.trainers.mixin import WithEstimators
+from verl_ext.advantages.table import Request, Table
+from verl_ext.run import Run
+from verl_ext.trainers.mixin import METHODS, TrainerMixin, check_parameters, with_mixin
 
 RUNS: WeakSet[Run] = WeakSet()
 """The runs of this process's trainers."""
 
 
 def install(ray_trainer: ModuleType) -> None:
-    """Wrap the module's functions and put our class in the place of `RayPPOTrainer`."""
-    hooks.put_over(ray_trainer, RayTrainer)
+    """Wrap the module's functions, and replace `RayPPOTrainer`, so that subclasses of other packages have the mixin."""
+    verl_trainer = hooks.member(ray_trainer, "RayPPOTrainer")
+    check_parameters(RayTrainer, verl_trainer, METHODS)
+    hooks.replace(ray_trainer, "RayPPOTrainer", with_mixin(RayTrainer, verl_trainer))
     hooks.wrap(ray_trainer, "compute_advantage", wrap_compute_advantage)
     hooks.wrap(ray_trainer, "compute_data_metrics", wrap_compute_data_metrics)
 
 
-class RayTrainer(WithEstimators):
-    """`RayPPOTrainer` with this package's part."""
+class RayTrainer(TrainerMixin):
+    """What verl_ext adds to `RayPPOTrainer`."""
 
     local_trigger_step = 0
     """The update within a step, of which this trainer makes one."""
@@ -40,57 +44,67 @@ class RayTrainer(WithEstimators):
             RUNS.add(self._verl_ext)
 
 
-def of_caller(*given: Any) -> Run | None:
-    """Return the run of the trainer whose method calls: verl's functions get no trainer, so the stack names it.
+def run_of_caller(*arguments: Any) -> Run | None:
+    """Return the run of the trainer that calls verl's function with these arguments.
 
-    In another thread there is none: then it is the run whose section `algorithm` is among the arguments.
+    verl's functions get no trainer, so this function walks over the stack of callers to the first method of a trainer.
+    If the stack has no trainer, for example in another thread, the run is the one whose section `algorithm` is among
+    the arguments. That section alone cannot name the run. Some trainers pass a copy of the section or none, and a
+    trainer whose configuration was not checked would be taken for a checked trainer with an equal section.
     """
-    frame: FrameType | None = sys._getframe()
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        trainer = frame.f_locals.get("self")
-        if isinstance(trainer, RayTrainer):
-            return trainer._verl_ext
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, RayTrainer):
+            return caller._verl_ext
         frame = frame.f_back
-    runs = [run for run in RUNS if any(run.trainer.config.algorithm is value for value in given)]
+    sections = [id(argument) for argument in arguments]
+    runs = [run for run in RUNS if id(run.trainer.config.algorithm) in sections]
     return runs[0] if len(runs) == 1 else None
 
 
 def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
     """`compute_advantage(data, ...)`: compute with the rewards of the batch."""
-    if CURRENT.get() is not None:  # the default trainer calls it, too; its run has a table already
+    if CURRENT.get() is not None:  # the default trainer calls it, too, and has read the rewards already
         return original(data, *args, **kwargs)
-    run = of_caller(*args, *kwargs.values())
-    if run is None or "uid" not in data.non_tensor_batch:
+    run = run_of_caller(*args, *kwargs.values())
+    if run is None or data_proto.UID not in data.non_tensor_batch:
         return original(data, *args, **kwargs)
-    fields, mask = data.non_tensor_batch, data.batch["response_mask"]
-    uids = fields["uid"].tolist()
-    returned = data.meta_info.get("reward_extra_keys")
 
-    def fields_of(uid: Hashable) -> dict[str, Any]:
-        row = uids.index(uid)
-        return {name: fields[name][row] for name in FIELDS if name in fields}
+    def fields_of_prompt(uid: Hashable) -> dict[str, Any]:
+        fields = data.non_tensor_batch
+        first_row = fields[data_proto.UID].tolist().index(uid)
+        return {name: fields[name][first_row] for name in FIELDS if name in fields}
 
-    with naming_prompts(fields_of):
-        table = of_batch(fields, data.batch, uids, mask, run.needs, returned=returned)
+    with naming_prompts(fields_of_prompt):
+        table = data_proto.read_table(data, Request.of(run))
         if run.settings.rewards.token_scores:
-            lengths = data.batch["attention_mask"][:, -mask.shape[1] :].sum(dim=1)
-            for name, values in table.token_fields(run.settings.rewards.keys or (), lengths):
-                data.batch[name] = values.to_padded_tensor(0.0, mask.shape)
-        with run.computing(table):
+            _write_token_scores(data, table, run)
+        with computing(run, table):
             result = original(data, *args, **kwargs)
-        run.require_called()
+        run.require_estimator_called()
         if run.chain is None:
-            # `use_pf_ppo` returns a new batch of rows that were resampled from this one.
-            log_and_dump(run, table, None if result is not data else lambda: data.batch)
+            # `use_pf_ppo` returns a new batch of rows that were resampled from this batch.
+            log_estimator_of_verl(run, table, None if result is not data else lambda: data.batch)
     return result
 
 
-def wrap_compute_data_metrics(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """`compute_data_metrics(batch, ...)`: add our metrics, since those of the step are local to `fit`.
+def _write_token_scores(data: Any, table: Table, run: Run) -> None:
+    """Write `token_level_scores_<key>` into the batch."""
+    shape = data.batch[data_proto.MASK].shape
+    attention_of_response = data.batch[data_proto.ATTENTION][:, -shape[1] :]
+    tokens_of_row = attention_of_response.sum(dim=1)
+    for name, values in table.token_fields(run.settings.rewards.keys or (), tokens_of_row):
+        data.batch[name] = values.to_padded_tensor(0.0, shape)
 
-    Some trainers call it several times in a step, for example for a part of the batch.
+
+def wrap_compute_data_metrics(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """`compute_data_metrics(batch, ...)`: add the metrics of verl_ext, because those of the step are local to `fit`.
+
+    Some trainers call the function several times in a step, for example for a part of the batch.
     """
-    metrics, run = original(batch, *args, **kwargs), of_caller()
+    metrics = original(batch, *args, **kwargs)
+    run = run_of_caller()
     if run is not None:
-        run.add_metrics_of_step(metrics)
+        run.add_metrics_again(metrics)
     return metrics

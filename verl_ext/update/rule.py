@@ -8,7 +8,8 @@ import torch
 from omegaconf import OmegaConf
 
 from verl_ext.errors import Finding
-from verl_ext.run_config import ACTOR, RunConfig, read_settings
+from verl_ext.run import Run
+from verl_ext.run_config import ACTOR, read_settings
 
 SKIP = "algorithm.verl_ext.skip_zero_advantage"
 SHARE = "algorithm.verl_ext.share_prompts"
@@ -47,13 +48,13 @@ NEEDS: tuple[tuple[tuple[str, ...], str, tuple[object, ...], str], ...] = (
 """Requirements of the settings: an entry of verl's configuration, its valid values, and what other values do."""
 
 
-def rule(run: RunConfig) -> Iterator[Finding]:
+def rule(run: Run) -> Iterator[Finding]:
     """Report settings that the faster update does not support, and a GPU without flash-attn."""
     yield from shorter_update(run)
     yield from without_flash_attn(run)
 
 
-def shorter_update(run: RunConfig) -> Iterator[Finding]:
+def shorter_update(run: Run) -> Iterator[Finding]:
     """Reject what needs zero-advantage rows, depends on the rows of a micro-batch, or cannot be packed."""
     settings = run.settings.verl_ext
     asked = {SKIP: settings.skip_zero_advantage, SHARE: settings.share_prompts}
@@ -100,7 +101,7 @@ def _all(names: Sequence[str], value: object) -> str:
     return " ".join(f"{name}={value}" for name in names)
 
 
-def without_flash_attn(run: RunConfig) -> Iterator[Finding]:
+def without_flash_attn(run: Run) -> Iterator[Finding]:
     """Warn about a GPU without flash-attn: verl's defaults load no model, and log-probabilities take a loop."""
     if find_spec("flash_attn") or not torch.cuda.is_available():
         return

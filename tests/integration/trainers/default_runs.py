@@ -15,9 +15,8 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from tests.integration.trainers.drawn import WIDTH, Drawn, mask_first_prompt
-from verl_ext import hooks
-from verl_ext.checks.start import CheckedTrainer
 from verl_ext.trainers.default_trainer import DefaultTrainer
+from verl_ext.trainers.mixin import with_mixin
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False")
 HADW = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.eta_min=0")
@@ -102,7 +101,7 @@ def fields_of(drawn: Drawn) -> dict[str, Any]:
 
 
 def made(config: Any) -> Any:
-    return hooks.under(CheckedTrainer, hooks.under(DefaultTrainer, Light))(config)
+    return with_mixin(DefaultTrainer, Light)(config)
 
 
 def step(

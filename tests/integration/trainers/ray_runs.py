@@ -12,8 +12,7 @@ from verl.trainer.ppo import ray_trainer
 from tests.configs import compose
 from tests.integration.hadw_runs import HADW
 from tests.integration.trainers.drawn import WIDTH, Drawn, mask_first_prompt
-from verl_ext import hooks
-from verl_ext.checks.start import CheckedTrainer
+from verl_ext.trainers.mixin import with_mixin
 from verl_ext.trainers.ray_trainer import RayTrainer
 
 ACCURACY = [1, 0, 0, 0, 1, 1, 1, 0]
@@ -71,7 +70,7 @@ class Light(VERLS):
         self.train_dataloader = mock.MagicMock(**{"state_dict.return_value": {}, "__len__.return_value": 4})
 
 
-Base: Any = hooks.under(CheckedTrainer, hooks.under(RayTrainer, Light))
+Base: Any = with_mixin(RayTrainer, Light)
 """As the module has it in the place of verl's."""
 
 

@@ -13,9 +13,9 @@ from tests import fresh
 from tests.facts import facts, says
 from tests.integration.hadw_runs import capability
 from verl_ext.advantages import checkpoint
-from verl_ext.advantages.run import Run
 from verl_ext.errors import CheckpointError
 from verl_ext.registry import build
+from verl_ext.run import Run
 from verl_ext.settings import Settings
 
 PLAIN: dict[str, Any] = {"rewards": {"keys": ["acc", "format"], "accuracy_key": "acc"}}

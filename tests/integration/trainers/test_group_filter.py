@@ -16,7 +16,6 @@ from tests.facts import facts
 from tests.integration.own_steps import BySource, Clip, Slower
 from verl_ext import Batch, Settings, Step, build
 from verl_ext.advantages import group_filter, queue, table
-from verl_ext.advantages.run import Run
 from verl_ext.core.chain import Chain
 from verl_ext.core.cross_reward import WeightByVariation
 from verl_ext.core.groups import Groups
@@ -25,6 +24,7 @@ from verl_ext.core.step_lists import STEPS
 from verl_ext.core.steps import Center, DivideByBatchStd, WeightedSum
 from verl_ext.errors import IntegrationError
 from verl_ext.registry import INSTALLED
+from verl_ext.run import Run
 
 NAN = float("nan")
 KEYS = ("x", "y")

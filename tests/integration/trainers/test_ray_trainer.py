@@ -20,11 +20,11 @@ from tests.facts import facts
 from tests.integration.test_turns import MASKS, RIGHT, TOOL, UIDS, texts
 from tests.integration.trainers.ray_runs import ACCURACY, FORMAT, KEYS, OwnFit, batch, data_of, own_fit, per_row
 from verl_ext import rubric
-from verl_ext.advantages import ray_trainer as ours
-from verl_ext.advantages.run import CURRENT
+from verl_ext.advantages.estimator import CURRENT
 from verl_ext.checks import start as starts
 from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError, IntegrationError
+from verl_ext.trainers import ray_trainer as ours
 
 
 def test_a_run_that_is_not_ours_passes_through_whatever_its_configuration_looks_like() -> None:
