@@ -10,7 +10,7 @@ from tests.configs import compose
 from tests.facts import facts
 from tests.update import update_tasks as tasks
 from tests.update import updates
-from verl_ext import update
+from verl_ext import hooks, update
 from verl_ext.errors import IntegrationError
 from verl_ext.trainers.mixin import TrainerMixin, with_mixin
 from verl_ext.update import SHARE_MARK, SKIP_MARK, split
@@ -184,6 +184,28 @@ def test_a_rank_without_the_package_is_named_before_the_first_pass():
     with pytest.raises(IntegrationError, match=r"\[1\]"):
         trainer._update_actor(SimpleNamespace(meta_info={}))
     assert trainer.given == []
+
+
+class OtherParameters(Passes):
+    """A trainer of a verl whose update has another parameter."""
+
+    __module__ = hooks.TRAINERS[True]
+
+    def _balance_batch(self, batch, metrics): ...
+
+    def _compute_old_log_prob(self, batch): ...
+
+    def _compute_ref_log_prob(self, batch): ...
+
+    def _update_actor(self, rows): ...
+
+
+def test_a_trainer_of_verl_whose_update_has_changed_is_rejected_only_with_these_settings():
+    other = with_mixin(TrainerMixin, OtherParameters)
+    dynamic = "actor_rollout_ref.actor.use_dynamic_bsz=True"
+    other(compose(dynamic, "+algorithm.rewards.keys=[acc]"), Workers(""))
+    with pytest.raises(IntegrationError, match=facts("_update_actor", "rows", "batch")):
+        other(compose(dynamic, "+algorithm.verl_ext.share_prompts=True"), Workers(""))
 
 
 def test_verl_takes_the_configuration_of_the_tests_on_a_gpu():

@@ -20,10 +20,10 @@ import torch
 from verl_ext import hooks
 from verl_ext.advantages import checkpoint, dump
 from verl_ext.advantages.log import log_advantages, log_rewards
-from verl_ext.advantages.table import Table
+from verl_ext.advantages.table import ALL, Table
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, plain_state
-from verl_ext.core.groups import Array
+from verl_ext.core.groups import Array, Index
 from verl_ext.core.token_tensors import float_mask, scores
 from verl_ext.errors import IntegrationError
 from verl_ext.names import is_ours
@@ -77,16 +77,17 @@ def compute(
     tokens = table.tokens(mask)  # [M]
     trajectories = table.trajectory_of_row  # [M]
     is_rejected = np.bincount(trajectories, tokens) == 0  # [N] rollout correction empties the mask of a response
-    kept = None
+    included: Index | slice = ALL  # trajectories
+    kept: Index | slice = ALL  # rows of `Batch`
     if run.settings.rewards.rejected == "exclude" and is_rejected.any():
+        included = np.flatnonzero(~is_rejected)
         kept = np.flatnonzero(~is_rejected[trajectories])
     advantages = np.zeros(len(trajectories))
-    included = advantages if kept is None else advantages[kept]
-    if len(included):
+    if len(advantages[kept]):
         total = table.rows.gather(scores(token_level_rewards, mask))  # [N]
         batch = _batch(run, chain, table, total, tokens, kept)
-        advantages[slice(None) if kept is None else kept] = _run_chain(run, chain, batch)
-        log_rewards(run, table, batch, None if kept is None else np.unique(trajectories[kept]))
+        advantages[kept] = _run_chain(run, chain, batch)
+        log_rewards(run, table, batch, included)
     if len(is_rejected):
         run.metrics["advantage/rejected_responses"] = float(np.count_nonzero(is_rejected))
     result = table.scatter(advantages, mask)
@@ -108,7 +109,7 @@ def _current(name: str) -> tuple[Run, Chain, Table]:
     )
 
 
-def _batch(run: Run, chain: Chain, table: Table, total: Array, tokens: Array, kept: Any) -> Batch:
+def _batch(run: Run, chain: Chain, table: Table, total: Array, tokens: Array, kept: Index | slice) -> Batch:
     """Return the batch of the run's rewards. `total` `[N]` is the score with the KL term, if there is one."""
     kl_reward = None
     if run.settings.kl_in_reward:

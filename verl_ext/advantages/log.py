@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from verl_ext.advantages import dump
-from verl_ext.advantages.table import Table, is_number
+from verl_ext.advantages.table import ALL, Table, is_number
 from verl_ext.core.batch import SCORE, Batch
 from verl_ext.core.chain import Result
 from verl_ext.core.groups import Array, Index, divide
@@ -54,10 +54,10 @@ def _watch_zero_advantages(run: Run, batch: Batch, advantages: Array) -> None:
     )
 
 
-def log_rewards(run: Run, table: Table, batch: Batch | None = None, trajectories: Index | None = None) -> None:
+def log_rewards(run: Run, table: Table, batch: Batch | None = None, included: Index | slice = ALL) -> None:
     """Add the metrics of the rewards in `batch` and, if all rewards are logged, of the other rewards.
 
-    `trajectories` are those to include in the metrics of the other rewards, or None for all.
+    `included` selects the trajectories for the metrics of the other rewards.
     """
     _log_entries_per_turn(run, table)
     if run.log == "none":
@@ -67,7 +67,7 @@ def log_rewards(run: Run, table: Table, batch: Batch | None = None, trajectories
         run.metrics |= reward_metrics(batch)
         logged = batch.reward_of_column
     if run.log == "all":
-        _log_other_rewards(run, table, logged, trajectories)
+        _log_other_rewards(run, table, logged, included)
 
 
 def _log_entries_per_turn(run: Run, table: Table) -> None:
@@ -87,12 +87,12 @@ def _log_entries_per_turn(run: Run, table: Table) -> None:
             )
 
 
-def _log_other_rewards(run: Run, table: Table, logged: tuple[str, ...], trajectories: Index | None) -> None:
+def _log_other_rewards(run: Run, table: Table, logged: tuple[str, ...], included: Index | slice) -> None:
     """Add the metrics of what the reward function returned, except for the rewards that are `logged` already."""
     results = table.results or {}
     per_response = table.per_response()
     if SCORE in results and SCORE not in logged:
-        run.metrics |= reward_metrics(per_response.batch(None, trajectories, strict=False))
+        run.metrics |= reward_metrics(per_response.batch(None, included, strict=False))
     names = []
     for name, values in results.items():
         if name in (*logged, SCORE):
@@ -104,7 +104,7 @@ def _log_other_rewards(run: Run, table: Table, logged: tuple[str, ...], trajecto
             text = f"The component {name!r} of the reward function has no metrics, because it is not always a number."
             run.warn_once(f"no curve: {name}", text)
     if names:
-        run.metrics |= reward_metrics(per_response.batch(names, trajectories, strict=False))
+        run.metrics |= reward_metrics(per_response.batch(names, included, strict=False))
 
 
 def log_estimator_of_verl(

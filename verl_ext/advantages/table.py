@@ -23,6 +23,8 @@ from verl_ext.run import Run
 from verl_ext.settings import ACCURACY, RewardsSettings
 
 TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
+ALL = slice(None)
+"""Selects all rows."""
 _NUMBER = (float, np.bool_, np.integer, np.floating)
 
 
@@ -135,7 +137,7 @@ class Table:
     def batch(
         self,
         keys: Sequence[str] | None,
-        kept: Index | None = None,
+        kept: Index | slice = ALL,
         *,
         strict: bool = True,
         tokens: Array | None = None,
@@ -145,11 +147,11 @@ class Table:
     ) -> Batch:
         """Return the core's `Batch` of some rewards. None as `keys` stands for the trainer's score.
 
-        `kept` `[M']` are the rows of `Batch` to include, or None for all `M`. `tokens` is `[M]`, `accuracy` and
-        `kl_reward` are `[N]`. An estimator gets a strict batch: conditions are applied, and a missing reward is an
-        error. If the batch is not strict, a missing reward is NaN.
+        `kept` selects `M'` of the `M` rows of `Batch`. `tokens` is `[M]`, `accuracy` and `kl_reward` are `[N]`. An
+        estimator gets a strict batch: conditions are applied, and a missing reward is an error. If the batch is not
+        strict, a missing reward is NaN.
         """
-        trajectories = _selected(self.trajectory_of_row, kept)  # [M']
+        trajectories = self.trajectory_of_row[kept]  # [M']
         arguments: dict[str, Any] = {}
         if keys is None:
             score = self.trainer_score(strict=strict)
@@ -166,21 +168,23 @@ class Table:
             outputs = self.spans.outputs
             arguments["turns"] = self._turns(keys or (), trajectories)
         if tokens is not None:
-            arguments["lengths"] = _selected(tokens, kept)
+            arguments["lengths"] = tokens[kept]
         if accuracy is not None:
             arguments["accuracy"] = accuracy[trajectories]
         if kl_reward is not None:
             arguments["kl_reward"] = kl_reward[trajectories]
         rubrics = [key for key in keys or () if key in (self.settings.rubrics or ())]
         values_of_field = {name: self._values(name) for name in (*fields, *rubrics)}
-        if self.spans is None and kept is None:  # a row of `Batch` for each trajectory: copy nothing
+        if self.spans is None and isinstance(kept, slice):  # a row of `Batch` for each trajectory: copy nothing
             arguments |= {"labels": self.labels, "prompts": self.groups, "fields": values_of_field}
         else:
             arguments["labels"] = _take(self.labels, trajectories)
             arguments["fields"] = {name: _take(values, trajectories) for name, values in values_of_field.items()}
-        return Batch.of(outputs=_selected(outputs, kept), **arguments)
+        return Batch.of(outputs=outputs[kept], **arguments)
 
-    def _columns(self, keys: Sequence[str], kept: Index | None, trajectories: Index, *, strict: bool) -> dict[str, Any]:
+    def _columns(
+        self, keys: Sequence[str], kept: Index | slice, trajectories: Index, *, strict: bool
+    ) -> dict[str, Any]:
         """Return the rewards as arguments of `Batch.of`, with a column for each reward or criterion."""
         rewards: list[Array | Criteria] = []
         rubrics = self.settings.rubrics or ()
@@ -188,7 +192,7 @@ class Table:
             if key in rubrics:
                 rewards.append(self._criteria(key)[trajectories])
             elif key in (self.settings.per_turn or ()):
-                rewards.append(_selected(self.rewards_per_turn(key), kept))
+                rewards.append(self.rewards_per_turn(key)[kept])
             else:
                 rewards.append(self.column(key, strict=strict)[trajectories])
         if rubrics:
@@ -351,11 +355,6 @@ class Table:
             else:
                 numbers.append(np.nan)
         return np.array(numbers, dtype=np.float64)
-
-
-def _selected(values: Any, kept: Index | None) -> Any:
-    """Return the entries of an array to include, or the array itself if all are kept."""
-    return values if kept is None else values[kept]
 
 
 def _take(values: Sequence[Any], places: Index) -> list[Any]:
