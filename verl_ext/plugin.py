@@ -1,7 +1,7 @@
 """The plugin: verl imports this module in every process, through the `verl.plugins` entry point.
 
 verl calls no function of this module and hides its exceptions. So importing it registers the hooks, which report their
-own failures. It does not import verl or torch. A run that needs a subpackage which is not registered here raises.
+own failures. A run that needs a failed hook raises. This module does not import verl or torch.
 """
 
 from verl_ext.hooks import RULES, TRAINERS, Hook, schedule
