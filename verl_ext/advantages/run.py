@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
+from verl_ext.advantages.dump_folder import DumpFolder
 from verl_ext.advantages.table import Needs, Table
 from verl_ext.core.batch import SCORE
 from verl_ext.core.chain import Chain, State
@@ -53,8 +53,8 @@ class Run:
     """The metrics that the trainer logged last."""
     logged_at: int | None = None
     """The step at which it logged them; None before the first batch."""
-    dumps: Path | None = None
-    """The folder for the dumps of this start or resume."""
+    dumps: DumpFolder | None = None
+    """The folder for the dumps of this start or resume; None before the first dump."""
     zero_batches: int = 0
     """The number of consecutive batches, up to the last one, in which every advantage was 0."""
 
