@@ -65,7 +65,7 @@ class Run:
     zero_batches: int = 0
     """The number of consecutive batches, up to the last one, in which every advantage was 0."""
     dumps: Any = None
-    """Where this start or resume dumps its advantages, or None before its first dump."""
+    """The `advantages.dump.DumpFolder` of this start or resume, or None before its first dump."""
     workers_ready: bool = False
     """Whether the workers are prepared for the faster actor update."""
 

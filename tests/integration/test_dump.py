@@ -16,6 +16,7 @@ from tests.calls import call
 from tests.facts import says
 from verl_ext import Settings, build
 from verl_ext.advantages import dump
+from verl_ext.advantages.dump import DumpFolder
 from verl_ext.advantages.log import log_estimator_of_verl
 from verl_ext.advantages.table import Table
 from verl_ext.core.row_index import RowIndex
@@ -88,6 +89,23 @@ def test_each_start_and_each_resume_has_a_folder_and_nothing_is_deleted(tmp_path
     assert files(tmp_path) == [f"{a}/advantages-{int(b):08d}-000.parquet" for a, b in map(str.split, expected)]
 
 
+def test_every_file_states_when_its_start_began_and_when_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump, "time", SimpleNamespace(time=map(float, range(1, 100)).__next__))
+    for start in (0, 2):
+        run = made(tmp_path, start=start)
+        for step in (start + 1, start + 2):
+            run.trainer.global_steps = step
+            dumped(run)
+    paths = sorted(tmp_path.rglob("*.parquet"))
+    metadata = [json.loads(parquet.read_schema(path).metadata[b"verl_ext"]) for path in paths]
+    assert [(entries["step"], entries["after_step"]) for entries in metadata] == [(1, 0), (2, 0), (3, 2), (4, 2)]
+    began = [entries["started_at"] for entries in metadata]
+    written = [entries["written_at"] for entries in metadata]
+    assert began[0] == began[1] < written[0] < written[1] < began[2] == began[3] < written[2] < written[3]
+
+
 def test_two_starts_at_once_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mkdir = Path.mkdir
 
@@ -108,7 +126,7 @@ def test_a_disk_that_fails_stops_the_dump_and_not_the_run(
     def full(*_: Any) -> None:
         raise kind("No space left on device")
 
-    monkeypatch.setattr(dump, "save", full)
+    monkeypatch.setattr(DumpFolder, "save", full)
     run = made(tmp_path)
     with caplog.at_level(logging.WARNING, "verl_ext"):
         for _ in range(2):

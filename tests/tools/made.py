@@ -2,13 +2,15 @@
 
 import itertools
 import json
-import os
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 
 from verl_ext import Batch, Settings, build
 from verl_ext.advantages import dump as writer
 from verl_ext.cli import main
+from verl_ext.run import Run
 
 RIGHT = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 FORM = [1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0]
@@ -36,29 +38,28 @@ def batch(keys=("right", "form"), right=RIGHT, **more):
 
 
 def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None, times=CLOCK):
-    """The folder of a run that starts after a step; return it and the advantages of all its steps.
+    """Dump as a run does that starts after a step; return the folder and the advantages of the dumped steps.
 
-    Each step of `rights` has its own rewards; all steps up to the last are computed, those of `steps` are written, at
-    such times: without them later than all that was written before.
+    Each step of `rights` has its own rewards. All steps up to the last one are computed, and those of `steps` are
+    dumped. `times` are the times of the start and of each dumped step, by default later than all earlier dumps.
     """
-    settings = Settings.parse({"rewards": {"keys": ["right", "form"]}} | (algorithm or {}))
-    chain = build(name, settings)
-    where, times = writer.new_folder(folder, start), iter(times)
-    state, written = chain.init(), []
+    sections = {"rewards": {"keys": ["right", "form"]}, "verl_ext": {"dump_dir": str(folder)}} | (algorithm or {})
+    settings = Settings.parse(sections)
+    trainer = SimpleNamespace(global_steps=0, local_trigger_step=0)
+    run = Run(name, settings, build(name, settings), trainer=trainer, start=start)
+    clock = SimpleNamespace(time=iter(map(float, times)).__next__)
+    dumped = []
     for step in range(1, max(steps) + 1):
-        given = batch(right=(rights or {}).get(step, RIGHT), conditions=settings.rewards.conditions)
-        result = chain(given, state)
-        state = result.state
-        if step not in steps:
-            continue
-        written.append(result.advantages)
-        first = {"step": [step] * 12, "update": [0] * 12, "uid": UIDS, "advantage": result.advantages}
-        about = {"estimator": name, "algorithm": dict(settings.given), "loss_agg_mode": settings.loss_agg_mode}
-        about |= {"step": step, "update": 0}
-        path = where / f"advantages-{step:08d}-000.parquet"
-        writer.save(path, first | writer.columns(settings, given), about)
-        os.utime(path, (time := next(times), time))
-    return folder, np.concatenate(written)
+        responses = batch(right=(rights or {}).get(step, RIGHT), conditions=settings.rewards.conditions)
+        result = run.chain(responses, run.state)
+        run.state = result.state
+        trainer.global_steps = step
+        if step in steps:
+            dumped.append(result.advantages)
+            with mock.patch.object(writer, "time", clock):
+                writer.write(run, responses, result.advantages)
+            assert not run.warned
+    return folder, np.concatenate(dumped)
 
 
 def entries(step=1, **changes):

@@ -1,7 +1,10 @@
-"""`algorithm.verl_ext.dump_dir`: one parquet file per update with its advantages, a row for each trajectory or turn."""
+"""`algorithm.verl_ext.dump_dir`: one parquet file per update, with a row for each trajectory, or for each turn."""
+
+from __future__ import annotations
 
 import json
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +21,80 @@ FAILED = "dump"
 """The key by which a run remembers that a dump failed."""
 
 
-def write(run: Run, batch: Batch, advantages: Array, *, total: Array | None = None) -> None:
-    """Write one file for this update of a trainer; if that fails, log a warning and stop dumping.
+@dataclass(frozen=True)
+class DumpFolder:
+    """The folder of one start. The metadata of every file state when the start began, so that starts have an order."""
 
-    `total` is the score in a run of an estimator of verl's own.
+    path: Path
+    after_step: int
+    """The step after which the start begins: 0, or the step of the checkpoint from which it resumes."""
+    started_at: float
+    """When the folder was made, in seconds since 1970 by the clock of this machine."""
+
+    @classmethod
+    def make(cls, dump_dir: Path, after_step: int) -> DumpFolder:
+        """Make the folder `from-<after_step>-<n>` in `dump_dir`, where `n` is the first free number.
+
+        Two starts that do this at the same time have different folders.
+        """
+        number = 0
+        while True:
+            path = dump_dir / f"from-{after_step}-{number}"
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                number += 1
+            else:
+                return cls(path, after_step, started_at=time.time())
+
+    def save(self, step: int, update: int, columns: dict[str, Any], settings: dict[str, Any]) -> None:
+        """Write the columns of one update to a parquet file, whole or not at all.
+
+        The metadata, as JSON under the key `verl_ext`, hold the settings of the run and what `compare` needs to order
+        the starts of the run.
+        """
+        import pyarrow
+        import pyarrow.parquet
+
+        metadata: dict[str, Any] = {"step": step, "update": update}
+        metadata.update(settings)
+        metadata["after_step"] = self.after_step
+        metadata["started_at"] = self.started_at
+        metadata["written_at"] = time.time()
+        table = pyarrow.table(columns).replace_schema_metadata({"verl_ext": json.dumps(metadata)})
+        path = self.path / f"advantages-{step:08d}-{update:03d}.parquet"
+        with replacing(path) as temporary:
+            pyarrow.parquet.write_table(table, temporary, compression="zstd")
+
+
+def write(run: Run, batch: Batch, advantages: Array, *, total: Array | None = None) -> None:
+    """Write one file for this update of a trainer. If that fails, log a warning and stop dumping.
+
+    `total` is the score of each trajectory in a run of an estimator of verl's own. By default the column `total` is the
+    weighted sum of the rewards.
     """
     if FAILED in run.warned:
         return
-    settings, dump_dir = run.settings, str(run.settings.verl_ext.dump_dir)
-    place = {"step": run.step, "update": run.update}
-    about = {
+    settings = run.settings
+    dump_dir = str(settings.verl_ext.dump_dir)
+    settings_of_run = {
         "estimator": run.name,
         "algorithm": dict(settings.given),
         "loss_agg_mode": settings.loss_agg_mode,
-        **place,
     }
-    values = {
-        **{name: np.full(len(advantages), number) for name, number in place.items()},
-        "uid": [str(batch.prompts.labels[prompt]) for prompt in batch.prompts.ids.tolist()],
+    columns = {
+        "step": np.full(len(advantages), run.step),
+        "update": np.full(len(advantages), run.update),
+        "uid": _uids(batch),
         "advantage": advantages,
-        **columns(settings, batch),
+        **reward_columns(settings, batch),
     }
     if total is not None:
-        values["total"] = total
+        columns["total"] = total
     try:
         if run.dumps is None:
-            run.dumps = new_folder(Path(dump_dir), run.start)
-        save(run.dumps / f"advantages-{run.step:08d}-{run.update:03d}.parquet", values, about)
+            run.dumps = DumpFolder.make(Path(dump_dir), run.start)
+        run.dumps.save(run.step, run.update, columns, settings_of_run)
     except Exception as error:  # noqa: BLE001 - pyarrow raises its own; no failure of a dump may end a run
         run.warn_once(
             FAILED,
@@ -60,41 +110,43 @@ def make_dump_dir(run: Run) -> None:
         Path(dump_dir).mkdir(parents=True, exist_ok=True)
 
 
-def new_folder(home: Path, start: int) -> Path:
-    """Make the folder of a run that begins after the step `start`: `from-<start>-<first free number>`."""
-    number = 0
-    while True:
-        folder = home / f"from-{start}-{number}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return folder
+def _uids(batch: Batch) -> list[str]:
+    """Return the uid of each row's prompt."""
+    return [str(batch.prompts.labels[prompt]) for prompt in batch.prompts.ids.tolist()]
 
 
-def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
-    """Return one entry per trajectory by column: what the estimator saw, NaN where not scored, and its groups."""
-    whole, per_turn = batch.by_reward(), bool(settings.rewards.per_turn)
-    groups, seen = batch.groups, whole.returns
-    mean, varies = groups.variation(seen)
-    std = groups.std(seen - groups.broadcast(mean))
-    values: dict[str, Any] = {
+def reward_columns(settings: Settings, batch: Batch) -> dict[str, Any]:
+    """Return the rewards that the estimator read, the statistics of their groups, and the sizes, one entry per row.
+
+    A reward is NaN where it is not scored. The column of a rubric is its text, and its group statistics are those of
+    the weighted sum of its criteria.
+    """
+    rewards = settings.rewards
+    groups = batch.groups
+    columns: dict[str, Any] = {
         "responses": groups.broadcast(groups.sizes),
         "tokens": batch.lengths,
         "outputs": batch.outputs,
-        "total": _weighted_sum(batch, settings.rewards.weights),
+        "total": _weighted_sum(batch, rewards.weights),
     }
-    if per_turn:
-        values["turn"] = batch.turns.number + 1
-    for column, key in enumerate(whole.keys):
-        values[f"reward/{key}"] = batch.fields[key] if key in (settings.rewards.rubrics or ()) else seen[:, column]
-        if per_turn or batch.conditions:
-            values[f"raw/{key}"] = whole.raw[:, column]
-        values[f"group_mean/{key}"] = groups.broadcast(mean[:, column])
-        values[f"group_std/{key}"] = groups.broadcast(std[:, column])
-        values[f"group_varies/{key}"] = groups.broadcast(varies[:, column])
-    return values if batch.accuracy is None else values | {"accuracy": batch.accuracy}
+    if rewards.per_turn:
+        columns["turn"] = batch.turns.number + 1
+    batch_by_reward = batch.by_reward()
+    returns = batch_by_reward.returns
+    group_mean, group_varies = groups.variation(returns)
+    group_std = groups.std(returns - groups.broadcast(group_mean))
+    returns_differ_from_raw = bool(rewards.per_turn) or bool(batch.conditions)
+    for index, key in enumerate(batch_by_reward.keys):
+        is_rubric = key in (rewards.rubrics or ())
+        columns[f"reward/{key}"] = batch.fields[key] if is_rubric else returns[:, index]
+        if returns_differ_from_raw:
+            columns[f"raw/{key}"] = batch_by_reward.raw[:, index]
+        columns[f"group_mean/{key}"] = groups.broadcast(group_mean[:, index])
+        columns[f"group_std/{key}"] = groups.broadcast(group_std[:, index])
+        columns[f"group_varies/{key}"] = groups.broadcast(group_varies[:, index])
+    if batch.accuracy is not None:
+        columns["accuracy"] = batch.accuracy
+    return columns
 
 
 def _weighted_sum(batch: Batch, weights: tuple[float, ...] | None) -> Array:
@@ -103,13 +155,3 @@ def _weighted_sum(batch: Batch, weights: tuple[float, ...] | None) -> Array:
     if weights is not None:
         without_kl = without_kl.with_weights(weights)
     return WeightedSum().apply(batch.returns, without_kl)[:, 0]
-
-
-def save(path: Path, columns_by_name: dict[str, Any], about: dict[str, Any]) -> None:
-    """Write a parquet file atomically, with `about` as JSON in its metadata under the key `verl_ext`."""
-    import pyarrow
-    import pyarrow.parquet
-
-    table = pyarrow.table(columns_by_name).replace_schema_metadata({"verl_ext": json.dumps(about)})
-    with replacing(path) as temporary:
-        pyarrow.parquet.write_table(table, temporary, compression="zstd")

@@ -25,7 +25,7 @@ TOKENS, RESPONSES = "tokens", "responses"
 
 @dataclass(frozen=True)
 class About:
-    """The metadata of a dump: the update that it holds, and the settings of its run."""
+    """The metadata of a dump: the update that it holds, the settings of its run, and its times."""
 
     step: int
     update: int
@@ -33,6 +33,12 @@ class About:
     algorithm: Mapping[str, Any]
     """The section `algorithm` of the run, as plain data."""
     loss_agg_mode: str
+    after_step: int
+    """The step after which the start or resume that wrote the dump begins."""
+    started_at: float
+    """When this start began to dump, in seconds since 1970 by the clock of its machine."""
+    written_at: float
+    """When the dump was written, by the same clock."""
 
 
 @dataclass(frozen=True)
