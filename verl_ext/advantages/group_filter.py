@@ -183,7 +183,7 @@ def _steps_within_groups(chain: Chain | None) -> tuple[Step, ...]:
     steps: list[Step] = []
     has_sum = False
     for step in chain.steps:
-        if not is_built_in(step):
+        if not is_built_in(step):  # a custom step may inherit `reads_one_group` and not keep to it
             break
         if step.rescales_batch and has_sum:
             continue

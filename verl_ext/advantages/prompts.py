@@ -38,6 +38,13 @@ def describe(fields: Mapping[str, Any]) -> str:
     >>> prompt = [{"role": "user", "content": "2+3"}]
     >>> describe({"data_source": "sums", "extra_info": {"index": 7}, "raw_prompt": prompt})
     "data_source='sums', index=7, prompt '2+3'"
+
+    A prompt that is too long is truncated, and a prompt without text is omitted.
+
+    >>> describe({"raw_prompt": [{"role": "user", "content": "ab " * 40}]})[-15:]
+    "ab ab ab ab'..."
+    >>> describe({"data_source": "pictures", "raw_prompt": [{"role": "user", "content": [{"type": "image"}]}]})
+    "data_source='pictures'"
     """
     parts = []
     if fields.get("data_source") is not None:

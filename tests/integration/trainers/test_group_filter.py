@@ -18,6 +18,7 @@ from verl_ext import Batch, Settings, Step, build, per_turn, rubric
 from verl_ext.advantages import group_filter, queue
 from verl_ext.advantages.run import Run
 from verl_ext.advantages.table import Table
+from verl_ext.core.batch import Condition
 from verl_ext.core.chain import Chain
 from verl_ext.core.cross_reward import WeightByVariation
 from verl_ext.core.groups import Groups
@@ -41,6 +42,7 @@ def test_with_an_estimator_of_verl_a_reward_that_varies_keeps_its_group():
     ("rewards", "settings", "kept"),
     [
         (CANCEL, {"weights": [2, 1]}, True),
+        ([(1, 0), (1, 1)], {}, True),
         ([(1, 1), (1, 1)], {}, False),
         ([(1, 0), (1, 1)], {"weights": [1, 0]}, False),
         ([(1, NAN), (1, 0)], {}, False),
@@ -61,6 +63,15 @@ class ByAccuracy(Step):
         return values * batch.accuracy_for(self.name)[:, None]
 
 
+class CenterOfBatch(Center):
+    """A custom step that inherits `reads_one_group` from a built-in step, but reads the whole batch."""
+
+    name = "center_of_batch"
+
+    def apply(self, values, batch):
+        return values - np.nanmean(values)
+
+
 @pytest.mark.parametrize(
     "steps",
     [
@@ -70,6 +81,7 @@ class ByAccuracy(Step):
         (BySource(), Center(), WeightedSum()),
         (ByAccuracy(), Center(), WeightedSum()),
         (Clip(), Center(), WeightedSum()),  # a custom step may read the batch
+        (CenterOfBatch(), WeightedSum()),
         (WeightedSum(), BySource(), Center()),
         (WeightedSum(),),
     ],
@@ -86,15 +98,16 @@ UNSCORED = [(1, NAN), (1, 1)]
 @pytest.mark.parametrize(
     ("estimator", "chain", "expected"),
     [
-        ("drgrpo", None, {"b", "c"}),
-        ("liteppo", None, {"b", "c"}),
-        ("compose", (WeightedSum(), BySource(), Center()), {"c"}),
-        ("compose", (WeightedSum(),), {"c"}),
-        ("rvpo", None, {"a", "b", "c"}),  # a soft minimum excludes rewards that are not scored
+        ("drgrpo", None, {"b", "c", "d"}),
+        ("liteppo", None, {"b", "c", "d"}),
+        ("compose", (WeightedSum(), BySource(), Center()), {"c", "d"}),
+        ("compose", (WeightedSum(),), {"c", "d"}),
+        ("rvpo", None, {"a", "b", "c", "d"}),  # a soft minimum excludes rewards that are not scored
     ],
 )
 def test_a_sum_that_varies_only_because_a_reward_is_not_scored_keeps_its_group(estimator, chain, expected):
-    groups = {"a": UNSCORED, "b": CANCEL, "c": [(1, 1), (1, 1)]}
+    """In group d one of two responses is not scored at all, so that nothing varies."""
+    groups = {"a": UNSCORED, "b": CANCEL, "c": [(1, 1), (1, 1)], "d": [(NAN, NAN), (1, 1)]}
     assert dropped(estimator, groups, chain=None if chain is None else Chain(chain)) == expected
 
 
@@ -231,8 +244,9 @@ def test_a_run_with_neither_metric_keeps_the_filter_of_verl(trainer):
         trainer.replay_buffer._dapo_filtered_keys("train")
 
 
-def test_each_group_is_decided_and_counted_once(read_keys):
+def test_each_finished_group_is_decided_and_counted_once(read_keys):
     buffer, run = installed(GROUPS, weights=[2, 1])
+    buffer.partitions["train"]["unfinished_0_0"] = {}
     for _ in range(2):
         assert buffer._dapo_filtered_keys("train") == ({"q"}, Counter({2.0: 1}))
     assert sorted(read_keys) == ["p_0_1", "p_1_0", "q_0_0", "q_1_0", "r_0_0"]
@@ -333,6 +347,16 @@ def test_a_group_without_a_scored_accuracy_is_below_the_bounds():
     assert too_easy.tolist() == [False, False]
 
 
+def test_a_group_of_one_is_neither_too_hard_nor_too_easy():
+    stored = {"a_0_0": (0.0, 0.0), "b_0_0": (0.0, 1.0)}
+    groups = {"a": ["a_0_0"], "b": ["b_0_0"]}
+    buffer, run = installed(groups, "accuracy_between", accuracy_key="y", accuracy_between=[0.1, 0.9])
+    with queue_of(stored, []):
+        assert buffer._dapo_filtered_keys("train")[0] == set()
+    assert run.metrics["filter_groups/too_hard_total"] == 0
+    assert run.metrics["filter_groups/too_easy_total"] == 0
+
+
 def test_verl_gets_the_mean_score_of_a_dropped_group():
     """The scores are 0 and 3."""
     stored = {"a_0_0": (0.0, 0.0), "a_1_0": (3.0, 0.0)}
@@ -353,6 +377,17 @@ def test_rewards_that_are_lists_are_not_counted(kind, value):
         assert buffer._dapo_filtered_keys("train")[0] == {"a"}
     assert run.metrics["filter_groups/x_zero_variance_total"] == 1
     assert not any("list" in name for name in run.metrics)
+
+
+def test_the_counter_of_a_reward_is_about_its_values_before_the_conditions_and_has_an_escaped_name():
+    """In group a `format` varies only before its condition. In group b it does not vary."""
+    rewards = [[0, 0], [0, 1], [1, 1], [0, 1]]
+    conditions = {"format": Condition("minimal", 1.0)}
+    batch = Batch.of(rewards, list("aabb"), keys=("minimal", "format"), conditions=conditions)
+    finished = group_filter.FinishedGroups(batch, np.zeros(4), np.full(4, NAN))
+    counters = group_filter.count_groups(finished, np.array([False, False]))
+    assert counters["format_zero_variance"].tolist() == [False, True]
+    assert counters["_x6d_inimal_zero_variance"].tolist() == [True, False]
 
 
 def test_the_counter_of_the_score_is_about_the_trainers_score_even_if_a_reward_is_called_score():
