@@ -1,8 +1,9 @@
-"""Change verl: call a function after a module of verl was imported, and wrap functions and classes of that module.
+"""Change verl: call a function after the import of a module of verl, and wrap functions and classes of that module.
 
-verl imports its plugins in every process, so the plugin does not import modules of verl: verl's `core_algos` takes
-0.4 s, a finder on `sys.meta_path` some microseconds. If the installed verl lacks something that a hook needs, the hook
-logs an error, and the runs that need the hook raise. The rest of verl works as before.
+verl imports its plugins in every process. The plugin itself must not import modules of verl, because verl's
+`core_algos` alone takes 0.4 s. Instead, verl_ext waits until the process imports such a module, which costs
+microseconds. If the installed verl lacks something that a hook needs, the hook logs an error, and the runs that need
+the hook raise. The rest of verl works as before.
 """
 
 import functools
@@ -15,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -26,9 +27,9 @@ logger = logging.getLogger("verl_ext")
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO").upper())
 
 TESTED = ("0.9.0", "0.9.1")
-"""The releases of verl that verl_ext is tested with; the first is the oldest release that has plugins."""
-OURS = "__verl_ext__"
-"""The attribute that marks a wrapper of verl_ext."""
+"""The releases of verl that verl_ext is tested with. The first one is the oldest release that has plugins."""
+MARK = "__verl_ext__"
+"""The attribute of a function that `wrap` has made: the function itself, and the function that it calls."""
 TRAINERS = {True: "verl.trainer.ppo.v1.trainer_base", False: "verl.trainer.ppo.ray_trainer"}
 """The module of the trainer that verl's entry point starts, by `trainer.use_v1`."""
 RULES: dict[str, bool] = {}
@@ -38,30 +39,56 @@ Otherwise the rule is for runs that use verl_ext, and for `check`."""
 
 
 class _AfterImport(MetaPathFinder):
-    """A finder that asks the next finders and wraps the loader they return."""
+    """A finder that calls functions after the import of some modules.
+
+    When a module is imported for the first time, Python asks the finders in `sys.meta_path` one after the other for the
+    module's spec, which says where the module is. The `loader` of the spec then executes the module. This finder stands
+    first in the list. It lets the other finders find the module, and changes the loader that they return, so that the
+    loader also calls the functions that wait for the module.
+    """
 
     def __init__(self) -> None:
         self.callbacks: dict[str, list[Callable[[ModuleType], None]]] = {}
+        """The functions to call, by the name of the module that they wait for."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of a module with waiting functions. For other modules, None lets Python ask the next finder.
+
+        A reload of the module comes here again.
+        """
         if fullname not in self.callbacks:
             return None
-        finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        specs = (finder.find_spec(fullname, path, target) for finder in finders)
-        spec = next((spec for spec in specs if spec is not None), None)
+        spec = self._spec_of_other_finders(fullname, path, target)
         if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                for callback in self.callbacks.get(fullname, ()):
-                    callback(module)
-
-            # Set on the instance, so that the loader keeps its type; importlib makes one loader per module.
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            self._call_after_loading(spec.loader, self.callbacks[fullname])
         return spec
+
+    def _spec_of_other_finders(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the first spec that another finder knows."""
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+    @staticmethod
+    def _call_after_loading(loader: Loader, callbacks: list[Callable[[ModuleType], None]]) -> None:
+        """Change a loader so that it calls the callbacks after it has executed the module."""
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            for callback in callbacks:  # a callback may append another one
+                callback(module)
+
+        # Set on the instance, so that the loader keeps its type. Python makes one loader per module.
+        loader.exec_module = exec_module  # type: ignore[method-assign]
 
 
 _finder = _AfterImport()
@@ -73,9 +100,19 @@ def after_import(module_name: str, callback: Callable[[ModuleType], None]) -> No
         sys.meta_path.insert(0, _finder)
     _finder.callbacks.setdefault(module_name, []).append(callback)
     module = sys.modules.get(module_name)
-    # A module that is being imported at this moment has `_initializing`; its loader will run the callback.
-    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+    if module is not None and not _is_being_imported(module):
         callback(module)
+
+
+def _is_being_imported(module: ModuleType) -> bool:
+    """Return whether Python still executes the code of a module.
+
+    Python adds a module to `sys.modules` before it executes the code, so functions that a callback wraps may be
+    missing. Until the code ends, the attribute `_initializing` of the module's spec is True. After that, the changed
+    loader calls the callback.
+    """
+    spec = getattr(module, "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
 
 
 @dataclass
@@ -94,7 +131,8 @@ class Hook:
     def run(self, module: ModuleType) -> None:
         """Call the target and store the outcome."""
         try:
-            resolve(self.target)(module)
+            target = resolve(self.target)
+            target(module)
         except Exception as error:
             self.state, self.error = "failed", error
             message = f"The hook into {self.module} ({self.purpose}) failed: {error}"
@@ -106,6 +144,7 @@ class Hook:
 
 
 HOOKS: list[Hook] = []
+"""The hooks of this process."""
 
 
 def resolve(target: str) -> Callable[..., Any]:
@@ -116,25 +155,30 @@ def resolve(target: str) -> Callable[..., Any]:
 
 
 def schedule(*hooks: Hook) -> None:
-    """Register hooks, each one once even if the plugin is loaded again."""
+    """Register hooks. A hook that is registered already is skipped, so the plugin may be loaded again."""
     for hook in hooks:
-        if all((known.module, known.target) != (hook.module, hook.target) for known in HOOKS):
+        registered = [(known.module, known.target) for known in HOOKS]
+        if (hook.module, hook.target) not in registered:
             HOOKS.append(hook)
             after_import(hook.module, hook.run)
 
 
 def require(*modules: str) -> None:
-    """Raise if a hook into one of these modules (default: any module) failed, because verl_ext would be incomplete."""
-    if failed := [hook for hook in HOOKS if (not modules or hook.module in modules) and hook.state == "failed"]:
-        lines = "".join(f"\n  {hook.module} ({hook.purpose}): {hook.error}" for hook in failed)
-        raise IntegrationError(
-            "verl_ext is not fully active in this process, because hooks into verl failed. Run "
-            f"`python -m verl_ext doctor` in the same environment for details.{lines}"
-        ) from failed[0].error
+    """Raise if a hook into one of these modules failed, because verl_ext would be incomplete. Default: any module."""
+    failed = [hook for hook in HOOKS if hook.state == "failed"]
+    if modules:
+        failed = [hook for hook in failed if hook.module in modules]
+    if not failed:
+        return
+    lines = [f"\n  {hook.module} ({hook.purpose}): {hook.error}" for hook in failed]
+    raise IntegrationError(
+        "verl_ext is not fully active in this process, because hooks into verl failed. Run "
+        f"`python -m verl_ext doctor` in the same environment for details.{''.join(lines)}"
+    ) from failed[0].error
 
 
 def require_hooked(module: str) -> None:
-    """Import a module, and raise unless its hook holds."""
+    """Import a module. Raise if it cannot be imported, or if a hook into it failed."""
     try:
         importlib.import_module(module)
     except ImportError as error:
@@ -160,22 +204,25 @@ def versions() -> str:
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace `owner.name` with `around(original, ...)`, once; the original is kept as `__wrapped__`.
+    """Replace `owner.name` with a wrapper, which calls `around(original, ...)` with its own arguments.
 
     Raise unless the first parameters of the original are the parameters of `around` after its first.
+
+    Wrapping twice with the same `around` has no effect. For this, the wrapper has a mark. The mark names the wrapper,
+    because `functools.wraps` copies attributes: if another plugin wraps the wrapper, its function has a copy of the
+    mark, but need not call the wrapper. The mark of such a function names another function, so it is wrapped again.
     """
-    original = layer = member(owner, name)
-    while (ours := getattr(layer, OURS, None)) and ours[0] is layer:  # another plugin may have copied the attributes
-        if ours[1] is around:
-            return
-        layer = layer.__wrapped__
+    original = member(owner, name)
+    marked_function, marked_around = getattr(original, MARK, (None, None))
+    if marked_function is original and marked_around is around:
+        return
     require_parameters(owner, name, _positional(around)[1:])
 
-    @functools.wraps(original)
+    @functools.wraps(original)  # keeps the original as `__wrapped__`
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
-    setattr(wrapper, OURS, (wrapper, around))
+    setattr(wrapper, MARK, (wrapper, around))
     replace(owner, name, wrapper)
 
 
@@ -183,28 +230,37 @@ def replace(owner: Any, name: str, new: Any) -> None:
     """Replace `owner.name` with `new`, also in modules of the same package that have imported the name."""
     old = member(owner, name)
     setattr(owner, name, new)
-    if isinstance(owner, ModuleType):
-        package = owner.__name__.partition(".")[0] + "."
-        for path, module in list(sys.modules.items()):
-            if path.startswith(package) and getattr(module, "__dict__", {}).get(name) is old:
-                setattr(module, name, new)
+    if not isinstance(owner, ModuleType):
+        return
+    package = owner.__name__.partition(".")[0]
+    for path, module in list(sys.modules.items()):
+        if not path.startswith(f"{package}."):
+            continue
+        names = getattr(module, "__dict__", {})  # an entry of sys.modules may be None
+        if names.get(name) is old:
+            setattr(module, name, new)
 
 
 def require_parameters(owner: Any, name: str, expected: Sequence[str]) -> None:
     """Raise unless the first parameters of `owner.name` have these names, or it takes any positional parameters."""
-    original = member(owner, name)
-    names = _positional(original)
-    any_name = any(item.kind is item.VAR_POSITIONAL for item in inspect.signature(original).parameters.values())
-    if names[: len(expected)] != list(expected) and not any_name:
-        raise IntegrationError(
-            f"{_path(owner)}.{name} has the parameters {', '.join(names) or 'none'}, but verl_ext expects "
-            f"{', '.join(expected)}. {versions()}"
-        )
+    function = member(owner, name)
+    parameters = inspect.signature(function).parameters.values()
+    takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    names = _positional(function)
+    first_names = names[: len(expected)]
+    if takes_any or first_names == list(expected):
+        return
+    listed_names = ", ".join(names) or "none"
+    raise IntegrationError(
+        f"{_path(owner)}.{name} has the parameters {listed_names}, but verl_ext expects {', '.join(expected)}. "
+        f"{versions()}"
+    )
 
 
 def _positional(function: Any) -> list[str]:
+    """Return the names of the parameters that a call may pass by position or by name."""
     parameters = inspect.signature(function).parameters.values()
-    return [item.name for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD]
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
 
 
 def require_passed_on(cls: type, mixin: type, names: Iterable[str]) -> None:
@@ -212,31 +268,37 @@ def require_passed_on(cls: type, mixin: type, names: Iterable[str]) -> None:
 
     Log a warning if the code of a method cannot be read.
     """
-    for base in cls.__mro__[: cls.__mro__.index(mixin)]:
+    before_mixin = cls.__mro__[: cls.__mro__.index(mixin)]
+    for base in before_mixin:
         for name in names:
-            if name not in vars(base):
-                continue
-            functions = _functions_in(vars(base)[name])
-            if not functions:
-                logger.warning(
-                    "%s.%s is not a Python function, so verl_ext cannot check that it calls the method that it "
-                    "overrides. If it does not, verl_ext's code in that method is skipped. Add a call of super().%s.",
-                    *(_path(base), name, name),
-                )
-            elif not any(_mentions(function.__code__, name) for function in functions):
-                raise IntegrationError(
-                    f"{_path(base)}.{name} does not call the method that it overrides, so verl_ext's code in that "
-                    f"method would be skipped. Add a call of super().{name}."
-                )
+            if name in vars(base):
+                _require_call_of_overridden(base, name)
+
+
+def _require_call_of_overridden(cls: type, name: str) -> None:
+    """Raise if a method of the class does not call the method that it overrides. Warn if its code cannot be read."""
+    functions = _functions_in(vars(cls)[name])
+    if not functions:
+        logger.warning(
+            "%s.%s is not a Python function, so verl_ext cannot check that it calls the method that it "
+            "overrides. If it does not, verl_ext's code in that method is skipped. Add a call of super().%s.",
+            *(_path(cls), name, name),
+        )
+    elif not any(_mentions(function.__code__, name) for function in functions):
+        raise IntegrationError(
+            f"{_path(cls)}.{name} does not call the method that it overrides, so verl_ext's code in that "
+            f"method would be skipped. Add a call of super().{name}."
+        )
 
 
 def _functions_in(method: Any) -> list[FunctionType]:
     """Return the Python functions of a method: the method itself, and functions in its decorators or partial object."""
     functions: list[FunctionType] = []
-    seen: dict[int, Any] = {}
+    seen: dict[int, Any] = {}  # by id, and with the object, so that no other object gets the same id
     waiting = [method]
     while waiting:
         item = waiting.pop()
+        # `callable` is False for these two descriptors, which Python calls through the class.
         is_method = callable(item) or isinstance(item, functools.partialmethod | classmethod)
         if not is_method or isinstance(item, type) or id(item) in seen:
             continue
@@ -251,9 +313,12 @@ def _held_by(item: Any) -> Iterator[Any]:
     """Yield the objects in a callable: its attributes, the variables of its closure, the arguments of a partial."""
     yield from getattr(item, "__dict__", {}).values()  # `__wrapped__` of functools.wraps is one of them
     if isinstance(item, functools.partial | functools.partialmethod):
-        yield from (item.func, *item.args, *item.keywords.values())
+        yield item.func
+        yield from item.args
+        yield from item.keywords.values()
     elif isinstance(item, MethodType):
-        yield from (item.__func__, item.__self__)
+        yield item.__func__
+        yield item.__self__
     elif isinstance(item, classmethod | staticmethod):
         yield item.__func__
     elif isinstance(item, FunctionType):
@@ -266,10 +331,15 @@ def _held_by(item: Any) -> Iterator[Any]:
 
 def _mentions(code: CodeType, name: str) -> bool:
     """Return whether a function, or a function that is defined in it, uses the name of an attribute."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return name in code.co_names or any(_mentions(constant, name) for constant in inner)
+    if name in code.co_names:
+        return True
+    inner_functions = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return any(_mentions(inner, name) for inner in inner_functions)
 
 
 def _path(owner: Any) -> str:
-    kind = owner if isinstance(owner, ModuleType | type) else type(owner)
-    return kind.__name__ if isinstance(kind, ModuleType) else f"{kind.__module__}.{kind.__qualname__}"
+    """Return the dotted name of a module or a class, and for any other object the dotted name of its class."""
+    if isinstance(owner, ModuleType):
+        return owner.__name__
+    cls = owner if isinstance(owner, type) else type(owner)
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -7,126 +7,183 @@ batch.
 """
 
 from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from verl_ext import hooks
 from verl_ext.advantages import queue
-from verl_ext.advantages.table import Request, Table
+from verl_ext.advantages.table import Request
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step
-from verl_ext.core.groups import TOLERANCE, Bools, Groups
+from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.row_index import uids_of
 from verl_ext.core.step_lists import is_built_in
 from verl_ext.core.steps import Center
 from verl_ext.errors import IntegrationError
 from verl_ext.run import Run
-from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
 METHOD = "_dapo_filtered_keys"
 """The method of verl's replay buffer that returns the finished groups to drop."""
 
 
 def replace_filter(trainer: Any, run: Run) -> None:
-    """Replace the filter of a trainer's replay buffer if the configuration asks for one of ours."""
-    chosen = trainer.config.algorithm.get("filter_groups")
-    metric = chosen.metric if chosen is not None and chosen.enable else None
-    if metric in (ANY_REWARD, ACCURACY_BETWEEN):
-        groups = GroupFilter(trainer.replay_buffer, run, metric)
-        hooks.wrap(trainer.replay_buffer, METHOD, lambda _, partition_id: groups.dropped(partition_id))
+    """Replace the filter of a trainer's replay buffer if `filter_groups.metric` is one of the two metrics above."""
+    filter_groups = trainer.config.algorithm.get("filter_groups")
+    if filter_groups is None or not filter_groups.enable:
+        return
+    if filter_groups.metric not in (ANY_REWARD, ACCURACY_BETWEEN):
+        return
+    group_filter = GroupFilter(trainer.replay_buffer, run, filter_groups.metric)
+
+    def filtered_keys(_original: Callable[..., Any], partition_id: str) -> tuple[set[str], Counter[float]]:
+        return group_filter.filtered_keys(partition_id)
+
+    hooks.wrap(trainer.replay_buffer, METHOD, filtered_keys)
 
 
 class GroupFilter:
     """Decides once for each finished group of a replay buffer whether to keep it."""
 
     def __init__(self, buffer: Any, run: Run, metric: str) -> None:
-        self.buffer, self.run, self.metric = buffer, run, metric
-        self.decided: dict[str, float | None] = {}
-        """By uid: None for a group that is kept, its mean score for one that is dropped."""
+        self.buffer = buffer
+        self.run = run
+        self.metric = metric
+        self.decisions: dict[str, float | None] = {}
+        """By uid: None for a group that is kept, its mean score for a group that is dropped."""
 
-    def dropped(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        """Return the uids of the groups to drop, and a count per score, as verl's own method returns them."""
+    def filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        """Return the uids of the groups to drop, and how many of them have each mean score, as verl's method does."""
         if partition_id == "val":
             return set(), Counter()
         finished = self.buffer.finished_keys[partition_id]
-        for uid in self.decided.keys() - finished:
-            del self.decided[uid]
-        if new := finished - self.decided.keys():
+        for uid in self.decisions.keys() - finished:
+            del self.decisions[uid]
+        new = finished - self.decisions.keys()
+        if new:
             self._decide(partition_id, new)
-        dropped = {uid: score for uid, score in self.decided.items() if score is not None}
+        dropped = {uid: score for uid, score in self.decisions.items() if score is not None}
         return set(dropped), Counter(dropped.values())
 
     def _decide(self, partition_id: str, uids: set[str]) -> None:
-        every = list(self.buffer.partitions[partition_id])
-        keys = [key for key, uid in zip(every, uids_of(every), strict=True) if uid in uids]
+        """Decide about new groups: remember the decisions, and add to the metrics of the run."""
         settings = self.run.settings.rewards
-        accuracy = () if settings.accuracy_key is None else (settings.accuracy_key,)
-        table = queue.read_table(keys, partition_id, Request(settings, (*(settings.keys or ()), *accuracy), score=True))
-        missing = uids - set(map(str, table.labels))
-        if missing or table.score is None:
-            raise IntegrationError(
-                f"The replay buffer has finished groups without a trajectory or without scores: {sorted(missing)[:5]}. "
-                f"Set algorithm.filter_groups.enable=False to train without verl_ext's filter."
-            )
-        lists = (*(settings.per_turn or ()), *(settings.rubrics or ()))
-        named = tuple(key for key in settings.keys or () if key not in lists)
-        batch = table.batch(named or None)
-        counts: dict[str, Bools] = {}
-        groups = batch.groups
-        several = groups.sizes > 1  # a group of one response cannot vary; verl keeps it as well
+        finished = read_groups(self.buffer, partition_id, uids, settings, self.metric)
+        groups = finished.batch.groups
+        counters: dict[str, Bools] = {}
         if self.metric == ANY_REWARD:
-            dropped = ~has_signal(batch, self.run.chain, settings.weights) & several
+            kept = any_reward(finished.batch, self.run.chain, settings.weights)
+            dropped = ~kept & finished.several
         else:
-            too_hard, too_easy = (part & several for part in outside(groups, table))
-            dropped = too_hard | too_easy
-            counts |= {"too_hard": too_hard, "too_easy": too_easy}
-        score, varies = groups.variation(table.score)
-        constant = ~varies & several
-        for uid, drop, mean in zip(groups.labels, dropped, score.tolist(), strict=True):
-            self.decided[str(uid)] = mean if drop else None
-        varies = groups.varies(batch.raw)
-        counts |= {
-            f"{metric_name(key)}_zero_variance": ~varies[:, column] & several for column, key in enumerate(named)
-        }
-        counts |= {"finished": groups.sizes > 0, "dropped": dropped}
-        counts |= {"score_zero_variance": constant, "kept_with_zero_variance_score": constant & ~dropped}
-        for name, counted in counts.items():  # until the trainer logs its next metrics
-            metric = f"filter_groups/{name}_total"  # verl adds up what ends in _total over the updates of a step
-            self.run.metrics[metric] = self.run.metrics.get(metric, 0.0) + float(np.count_nonzero(counted))
+            lower, upper = settings.accuracy_between or ()  # the checks require that both bounds are set
+            too_hard, too_easy = accuracy_between(groups, finished.accuracy, lower, upper)
+            counters["too_hard"] = too_hard & finished.several
+            counters["too_easy"] = too_easy & finished.several
+            dropped = counters["too_hard"] | counters["too_easy"]
+        counters |= count_groups(finished, dropped)
+        mean_scores = groups.mean(finished.score)
+        for uid, is_dropped, mean_score in zip(groups.labels, dropped, mean_scores.tolist(), strict=True):
+            self.decisions[str(uid)] = mean_score if is_dropped else None
+        add_counts(self.run.metrics, counters)
 
 
-def has_signal(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:
-    """Return `[G]` whether the centered sum of the rewards, as the estimator forms it, varies.
+@dataclass(frozen=True)
+class FinishedGroups:
+    """The finished groups of a replay buffer about which a filter decides."""
 
-    With another step before the sum, and with verl's estimators: whether a reward with a weight varies after the
-    conditions. If another step stands between the sum and `center`, it may make equal sums differ: in that case whether
-    the sum or a reward with a weight varies.
+    batch: Batch
+    """The rewards with one number per response, or the trainer's score if the configuration names no such reward."""
+    score: Array
+    """`[N]` the trainer's score."""
+    accuracy: Array
+    """`[N]` the accuracy in [0, 1], NaN if it is not scored. Only `accuracy_between` reads it, so it is NaN for
+    `any_reward`."""
+
+    @property
+    def several(self) -> Bools:
+        """`[G]` whether a group has several responses. A single response cannot vary, and verl keeps its group too."""
+        return self.batch.groups.sizes > 1
+
+
+def read_groups(
+    buffer: Any, partition_id: str, uids: set[str], settings: RewardsSettings, metric: str
+) -> FinishedGroups:
+    """Read the rewards of groups from TransferQueue. Raise if a group has no trajectory or no score."""
+    keys = keys_of_groups(buffer.partitions[partition_id], uids)
+    names = [*(settings.keys or ())]
+    if settings.accuracy_key is not None:
+        names.append(settings.accuracy_key)
+    table = queue.read_table(keys, partition_id, Request(settings, tuple(names), score=True))
+    missing = uids - {str(label) for label in table.labels}
+    if missing or table.score is None:
+        raise IntegrationError(
+            f"The replay buffer has finished groups without a trajectory or without scores: {sorted(missing)[:5]}. "
+            f"Set algorithm.filter_groups.enable=False to train without verl_ext's filter."
+        )
+    lists = {*(settings.per_turn or ()), *(settings.rubrics or ())}
+    single_numbers = [key for key in settings.keys or () if key not in lists]
+    batch = table.batch(single_numbers or None)
+    accuracy = np.full(len(table.labels), np.nan)
+    if metric == ACCURACY_BETWEEN:
+        accuracy = table.accuracy()
+    return FinishedGroups(batch, table.score, accuracy)
+
+
+def keys_of_groups(partition: Mapping[str, Any], uids: set[str]) -> list[str]:
+    """Return the keys of a partition, one per output of the model, that belong to these groups."""
+    all_keys = list(partition)
+    keys: list[str] = []
+    for key, uid in zip(all_keys, uids_of(all_keys), strict=True):
+        if uid in uids:
+            keys.append(key)
+    return keys
+
+
+def any_reward(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:
+    """Return `[G]` whether a group has a learning signal: whether the estimator's centered sum of the rewards varies.
+
+    The sum of one group can be computed only if each step up to it reads one group. Otherwise the result is less exact:
+
+    - A step before the sum reads more, or the run uses an estimator of verl: whether a reward with a nonzero weight
+      varies after the conditions.
+    - A step between the sum and `center` reads more, so that equal sums may differ after it: whether the sum varies, or
+      a reward with a nonzero weight.
     """
-    steps = _steps_within_groups(chain)
     if weights is not None:
         batch = batch.with_weights(weights)
+    groups = batch.groups
+    steps = _steps_within_groups(chain)
     has_sum = any(step.sums for step in steps)
-    if has_sum and any(step.centers or step.compares for step in steps):
-        return batch.groups.varies(Chain(steps)(batch).advantages)
+    has_center = any(step.centers or step.compares for step in steps)
+    if has_sum and has_center:
+        advantages = Chain(steps)(batch).advantages
+        return groups.varies(advantages)
     has_weight = batch.reward_weights != 0
-    varies = np.asarray((batch.groups.varies(batch.rewards) & has_weight).any(axis=1))
-    if has_sum:  # the sum varies also where one of two constant rewards is not scored for some of the responses
-        centered_sum = Chain((*steps, Center()))(batch).advantages
-        varies |= batch.groups.varies(centered_sum)
-    return varies
+    weighted_reward_varies = groups.varies(batch.rewards) & has_weight  # [G, K]
+    any_varies: Bools = weighted_reward_varies.any(axis=1)
+    if not has_sum:
+        return any_varies
+    # The sum of two rewards with zero variance varies if one of them is not scored for some of the responses.
+    centered_sum = Chain((*steps, Center()))(batch).advantages
+    return any_varies | groups.varies(centered_sum)
 
 
 def _steps_within_groups(chain: Chain | None) -> tuple[Step, ...]:
     """Return the steps of a chain up to the first that may read more than the rewards of one group.
 
-    After the sum a division by the batch's standard deviation is left out: it multiplies all sums by one number.
+    After the sum, a division by the batch's standard deviation is left out, because it multiplies all sums by one
+    number.
     """
+    if chain is None:
+        return ()
     steps: list[Step] = []
     has_sum = False
-    for step in () if chain is None else chain.steps:
-        if not is_built_in(step):
+    for step in chain.steps:
+        if not is_built_in(step):  # a custom step may inherit `reads_one_group` and not keep to it
             break
         if step.rescales_batch and has_sum:
             continue
@@ -137,11 +194,36 @@ def _steps_within_groups(chain: Chain | None) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def outside(groups: Groups, table: Table) -> tuple[Bools, Bools]:
-    """Return `[G]` whether the mean accuracy of a group lies below and above the bounds of `accuracy_between`.
+def accuracy_between(groups: Groups, accuracy: Array, lower: float, upper: float) -> tuple[Bools, Bools]:
+    """Return `[G]` whether the mean accuracy of a group is below `lower`, and whether it is above `upper`.
 
     A group without any scored accuracy counts as below.
     """
-    low, high = table.settings.accuracy_between or ()
-    means = groups.mean(table.accuracy())
-    return ~(means >= low - TOLERANCE), means > high + TOLERANCE
+    mean_accuracy = groups.mean(accuracy)
+    reaches_lower = mean_accuracy >= lower - TOLERANCE  # False for NaN
+    exceeds_upper = mean_accuracy > upper + TOLERANCE
+    return ~reaches_lower, exceeds_upper
+
+
+def count_groups(finished: FinishedGroups, dropped: Bools) -> dict[str, Bools]:
+    """Return the counters of both filters. A counter is the `[G]` mask of the groups that a metric counts."""
+    batch, several = finished.batch, finished.several
+    counters: dict[str, Bools] = {}
+    reward_varies = batch.groups.varies(batch.raw)
+    for column, key in enumerate(batch.keys):
+        counters[f"{metric_name(key)}_zero_variance"] = ~reward_varies[:, column] & several
+    # The trainer's score comes after the rewards, because a reward may be called `score` as well.
+    score_zero_variance = ~batch.groups.varies(finished.score) & several
+    counters["score_zero_variance"] = score_zero_variance
+    counters["kept_with_zero_variance_score"] = score_zero_variance & ~dropped
+    counters["dropped"] = dropped
+    counters["finished"] = np.full(len(batch.groups), True)
+    return counters
+
+
+def add_counts(metrics: dict[str, float], counters: Mapping[str, Bools]) -> None:
+    """Add the number of groups of each counter to metrics. They add up until the trainer logs its next metrics."""
+    for name, mask in counters.items():
+        metric = f"filter_groups/{name}_total"  # verl sums metrics with this ending over the updates of a step
+        count = float(np.count_nonzero(mask))
+        metrics[metric] = metrics.get(metric, 0.0) + count

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from verl_ext.advantages.estimator import compute, computing
-from verl_ext.advantages.group_filter import outside
 from verl_ext.advantages.log import log_estimator_of_verl
 from verl_ext.advantages.table import Table, is_number
 from verl_ext.checks.forms import Answer, Number, Trial
@@ -31,7 +30,6 @@ from verl_ext.checks.rewards import MANAGERS, accuracy_of
 from verl_ext.checks.samples import read_responses, rows_of
 from verl_ext.checks.scoring import IN_PROCESS, MANAGER, ROLLOUT, EndedError, Scorer
 from verl_ext.core.batch import LARGEST_REWARD, SCORE
-from verl_ext.core.groups import Groups
 from verl_ext.core.row_index import RowIndex
 from verl_ext.core.rubrics import Criteria
 from verl_ext.errors import ConfigurationError, DataError, Finding, VerlExtError, listed
@@ -186,7 +184,7 @@ def _wrong(columns: Mapping[str, Any], answers: Sequence[Answer], run: Run, *, m
             else:
                 compute(run.name, scores, torch.ones(size, 1))
         if settings.rewards.accuracy_between is not None:
-            outside(Groups.of(labels), table)
+            table.accuracy()
         for key in settings.rewards.rubrics or ():
             Criteria.of(key, [answer.place for answer in answers], columns[key])  # the same for a row
     except VerlExtError as error:
