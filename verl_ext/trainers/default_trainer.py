@@ -18,8 +18,7 @@ from verl_ext.advantages.estimator import log_and_dump
 from verl_ext.advantages.prompts import FIELDS, naming_prompts
 from verl_ext.advantages.run import Run
 from verl_ext.advantages.table import Table
-from verl_ext.core.row_index import uids_of
-from verl_ext.core.token_tensors import dense
+from verl_ext.core.row_index import dense, uids_of
 from verl_ext.trainers.mixin import WithEstimators
 
 logger = logging.getLogger("verl_ext")
