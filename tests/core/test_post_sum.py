@@ -9,8 +9,8 @@ from tests.core.columns import apply, column
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain
 from verl_ext.core.cross_reward import WeightByVariation
-from verl_ext.core.post_sum import Balance, LengthPenalty, WeightByDifficulty, Whiten
-from verl_ext.core.steps import Center, ScaleByMad, ScaleByStd, WeightedSum
+from verl_ext.core.post_sum import Balance, LengthPenalty, WeightByDifficulty
+from verl_ext.core.steps import Center, ScaleByMad, ScaleByStd, WeightedSum, Whiten
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, DataError
 

@@ -6,8 +6,7 @@ import torch
 
 from tests.facts import facts
 from verl_ext.core.groups import Groups
-from verl_ext.core.row_index import RowIndex
-from verl_ext.core.token_tensors import float_mask, scores, write_over_mask
+from verl_ext.core.row_index import RowIndex, float_mask, scores, write_over_mask
 from verl_ext.errors import DataError
 
 NAN, INF = math.nan, math.inf

@@ -10,13 +10,14 @@ from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.cross_reward import DropConflicts
 from verl_ext.core.history import WeightByHistory
-from verl_ext.core.post_sum import Balance, LengthPenalty, WeightByDifficulty, WeightByFocal, Whiten
+from verl_ext.core.post_sum import Balance, LengthPenalty, WeightByDifficulty, WeightByFocal
 from verl_ext.core.steps import (
     Center,
     DivideByBatchStd,
     DivideByMean,
     ScaleByMad,
     ScaleByStd,
+    Whiten,
 )
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError

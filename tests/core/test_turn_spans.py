@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.core.row_index import RowIndex
-from verl_ext.core.token_tensors import write_over_mask
+from verl_ext.core.row_index import RowIndex, write_over_mask
 from verl_ext.core.turn_spans import TurnSpans
 
 WIDTH = 9

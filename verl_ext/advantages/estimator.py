@@ -24,7 +24,7 @@ from verl_ext.advantages.table import ALL, Table
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array, Index
-from verl_ext.core.token_tensors import float_mask, scores
+from verl_ext.core.row_index import float_mask, scores
 from verl_ext.errors import IntegrationError
 from verl_ext.names import is_ours
 from verl_ext.run import Run

@@ -12,7 +12,7 @@ from verl_ext.core.batch import SCORE, Batch
 from verl_ext.core.chain import Result
 from verl_ext.core.groups import Array, Index, divide
 from verl_ext.core.metrics import advantage_metrics, contribution_metrics, metric_name, reward_metrics, turn_metrics
-from verl_ext.core.token_tensors import float_mask, row_sums, scores
+from verl_ext.core.row_index import float_mask, row_sums, scores
 from verl_ext.errors import listed
 from verl_ext.run import Run
 

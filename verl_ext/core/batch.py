@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, label_text
+from verl_ext.core.groups import TOLERANCE, Array, Groups, label_text
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 
@@ -66,6 +66,8 @@ class Batch:
     """`K` names of the columns: the rewards, and `rubric[0]`, `rubric[1]`, ... for the criteria of a rubric."""
     reward_of_column: tuple[str, ...]
     """`K` the reward of each column, for example `rubric` for `rubric[0]`."""
+    reward_names: tuple[str, ...]
+    """The names of the rewards, in the order of their columns."""
     reward_weights: Array
     """One weight per reward: `algorithm.rewards.weights`, or 1 each."""
     factors: Array | None
@@ -111,12 +113,18 @@ class Batch:
             )
         return self.fields[name]
 
-    def response_rewards(self) -> Array:
-        """Return `[responses, K]` the reward of each response. A per-turn reward is the return of the first turn."""
+    def response_rewards(self, *, raw: bool = False) -> Array:
+        """Return `[responses, K]` the reward of each response, and with `raw` its reward before the conditions.
+
+        A per-turn reward is the return of the first turn, which includes the rewards of all turns.
+        """
         turns = self.turns
+        if turns.one_per_response:
+            return self.raw if raw else self.returns
+        returns = turns.returns(self.raw) if raw else self.returns
         is_per_turn = np.isin(np.arange(len(self.keys)), turns.columns)
-        at_first_turn = self.returns[turns.number == 0]
-        at_last_turn = self.returns[turns.last]
+        at_first_turn = returns[turns.number == 0]
+        at_last_turn = returns[turns.last]
         return np.where(is_per_turn, at_first_turn, at_last_turn)
 
     def with_weights(self, weights: Sequence[float]) -> Batch:
@@ -129,18 +137,17 @@ class Batch:
             )
         return replace(self, reward_weights=np.array(weights, dtype=np.float64))
 
-    @property
-    def reward_names(self) -> tuple[str, ...]:
-        """The names of the rewards, in the order of their columns."""
-        return tuple(dict.fromkeys(self.reward_of_column))
-
     @cached_property
     def weights(self) -> Array:
         """The weight of each column: the reward's weight times the column's `rubric_weights`.
 
         The shape is `[K]`, or `[N, K]` if the criteria of a rubric differ between prompts. Both broadcast to `[N, K]`.
         """
-        return self._reward_weight_of_column * self.rubric_weights
+        if self.factors is None:
+            return self.reward_weights
+        weight_of_reward = dict(zip(self.reward_names, self.reward_weights.tolist(), strict=True))
+        weight_of_column = np.array([weight_of_reward[reward] for reward in self.reward_of_column])
+        return weight_of_column * self.rubric_weights
 
     @cached_property
     def group_weights(self) -> Array:
@@ -161,12 +168,6 @@ class Batch:
             return np.ones(len(self.keys))
         all_rows_equal = len(factors) > 0 and bool((factors == factors[0]).all())
         return factors[0] if all_rows_equal else factors
-
-    @property
-    def _reward_weight_of_column(self) -> Array:
-        """`[K]` the weight of each column's reward."""
-        weight_of = dict(zip(self.reward_names, self.reward_weights.tolist(), strict=True))
-        return np.array([weight_of[key] for key in self.reward_of_column])
 
     def by_reward(self) -> Batch:
         """Return the batch with one column per reward. A rubric becomes the weighted sum of its criteria."""
@@ -191,8 +192,6 @@ class Batch:
 
     def reward_sums(self, values: Array) -> Array:
         """Sum the columns of each rubric: `[N, K] -> [N, rewards]`."""
-        if self.factors is None:
-            return values
         reward_of_column = np.array(self.reward_of_column)
         sums = [values[:, reward_of_column == key].sum(axis=1) for key in self.reward_names]
         return np.stack(sums, axis=1)
@@ -222,23 +221,28 @@ class Batch:
         loss, and `outputs` default to 1 each. Each reward has weight 1; `with_weights` changes that.
         """
         size = len(labels)
-        conditions = conditions or {}
         raw = _shaped("rewards", rewards, (size, len(keys))).copy()
         check_finite(raw, keys, labels)
-        conditioned = _apply_conditions(raw, keys, conditions)
+        conditioned = _apply_conditions(raw, keys, conditions) if conditions else raw
         if prompts is None:
             prompts = Groups.of(labels)
+        else:
+            _require_length("prompts", len(prompts.ids), "rows", size)
         if turns is None:
             turns = Turns(np.zeros(size, dtype=np.intp))
-        reward_of_column = tuple(reward_of_column or keys)
-        _require_length("prompts", len(prompts.ids), "rows", size)
-        _require_length("turns", len(turns.number), "rows", size)
-        _require_length("reward_of_column", len(reward_of_column), "columns", len(keys))
+        else:
+            _require_length("turns", len(turns.number), "rows", size)
+        if reward_of_column is None:
+            reward_of_column = keys
+        else:
+            _require_length("reward_of_column", len(reward_of_column), "columns", len(keys))
+        reward_names = tuple(dict.fromkeys(reward_of_column))
         groups = prompts
-        if not turns.last.all():
+        returns = conditioned
+        if not turns.one_per_response:
             prompt_and_turn = zip(prompts.ids.tolist(), turns.number.tolist(), strict=True)
             groups = Groups.of(prompt_and_turn)
-        returns = turns.returns(conditioned)
+            returns = turns.returns(conditioned)
         for values in (raw, conditioned, returns):
             values.setflags(write=False)
         return cls(
@@ -246,15 +250,16 @@ class Batch:
             rewards=conditioned,
             returns=returns,
             keys=tuple(keys),
-            reward_of_column=reward_of_column,
-            reward_weights=np.ones(len({*reward_of_column})),
-            factors=_factors(factors, conditioned.shape),
-            conditions=conditions,
+            reward_of_column=tuple(reward_of_column),
+            reward_names=reward_names,
+            reward_weights=np.ones(len(reward_names)),
+            factors=None if factors is None else _shaped("factors", factors, raw.shape),
+            conditions=conditions or {},
             groups=groups,
             prompts=prompts,
             turns=turns,
-            accuracy=_accuracy(accuracy, size),
-            kl_reward=_kl_reward(kl_reward, conditioned, labels),
+            accuracy=None if accuracy is None else _accuracy(accuracy, size),
+            kl_reward=None if kl_reward is None else _kl_reward(kl_reward, conditioned, labels),
             outputs=_counts("outputs", outputs, size),
             lengths=_counts("lengths", lengths, size),
             fields=fields or {},
@@ -312,10 +317,8 @@ def unit_accuracy(values: Array, labels: Sequence[Hashable], *, key: str, thresh
     return np.clip(values, 0.0, 1.0)
 
 
-def _kl_reward(values: Counts | None, rewards: Array, labels: Sequence[Hashable]) -> Array | None:
-    """Return `[N]` the KL term of the reward, finite in every row that has a scored reward. None without a KL term."""
-    if values is None:
-        return None
+def _kl_reward(values: Counts, rewards: Array, labels: Sequence[Hashable]) -> Array:
+    """Return `[N]` the KL term of the reward. Raise unless it is finite in every row that has a scored reward."""
     kl_reward = _shaped("kl_reward", values, (len(rewards),))
     is_valid = np.abs(kl_reward) <= LARGEST_REWARD  # False for NaN
     has_scored_reward = ~np.isnan(rewards).all(axis=1)
@@ -336,34 +339,28 @@ def _require_length(name: str, length: int, unit: str, expected: int) -> None:
         raise DataError(f"{name} has {length} entries for {expected} {unit}. Pass one entry for each of the {unit}.")
 
 
-def _factors(values: Array | None, shape: tuple[int, ...]) -> Array | None:
-    """Return `[N, K]` the factors of the columns, or None without a rubric."""
-    return None if values is None else _shaped("factors", values, shape)
-
-
 def _counts(name: str, values: Counts | None, size: int) -> Array:
     """Return `[N]` numbers in [0, LARGEST_COUNT], 1 each by default, or raise."""
     if values is None:
         return np.ones(size)
     column = _shaped(name, values, (size,))
     is_valid = (column >= 0) & (column <= LARGEST_COUNT)
-    _require_valid(name, column, is_valid, LARGEST_COUNT)
+    if not is_valid.all():
+        raise _outside(name, column[~is_valid], LARGEST_COUNT)
     return column
 
 
-def _accuracy(values: Counts | None, size: int) -> Array | None:
-    """Return `[N]` numbers in [0, 1] or NaN, or raise. None if there is no accuracy."""
-    if values is None:
-        return None
+def _accuracy(values: Counts, size: int) -> Array:
+    """Return `[N]` numbers in [0, 1] or NaN, or raise."""
     column = _shaped("accuracy", values, (size,))
-    is_valid = (column >= 0) & (column <= 1)
-    _require_valid("accuracy", column, is_valid | np.isnan(column), 1.0)
+    is_valid = (column >= 0) & (column <= 1) | np.isnan(column)
+    if not is_valid.all():
+        raise _outside("accuracy", column[~is_valid], 1.0)
     return column
 
 
-def _require_valid(name: str, column: Array, valid: Bools, high: float) -> None:
-    if not valid.all():
-        raise DataError(f"{name} must lie in [0, {high:g}], found {column[~valid][0]:g}. Pass values in this range.")
+def _outside(name: str, invalid: Array, high: float) -> DataError:
+    return DataError(f"{name} must lie in [0, {high:g}], found {invalid[0]:g}. Pass values in this range.")
 
 
 def _shaped(name: str, values: Any, shape: tuple[int, ...]) -> Array:

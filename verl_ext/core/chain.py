@@ -7,12 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.groups import Array, Groups
+from verl_ext.core.groups import Array
 from verl_ext.core.metrics import Metrics
 from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
@@ -177,20 +178,25 @@ class Chain:
     """`algorithm.rewards.weights`, which the chain puts into each batch. None: the weights of the batch, 1 each."""
 
     def __post_init__(self) -> None:
-        stateful = Counter(step.name for step in self.steps if step.init() is not None)
-        repeated = [name for name, count in stateful.items() if count > 1]
+        count_of_name = Counter(step.name for step in self._steps_with_state)
+        repeated = [name for name, count in count_of_name.items() if count > 1]
         if repeated:
             raise ConfigurationError(
                 f"A step with a state may occur only once in a chain, but {listed(repeated)} occurs more than once. "
                 "Remove all but one of them."
             )
 
-    @property
+    @cached_property
+    def _steps_with_state(self) -> tuple[Step, ...]:
+        """The steps that keep a state from batch to batch."""
+        return tuple(step for step in self.steps if step.init() is not None)
+
+    @cached_property
     def needs_accuracy(self) -> bool:
         """Whether a step reads the accuracy."""
         return any(step.needs_accuracy for step in self.steps)
 
-    @property
+    @cached_property
     def needs_fields(self) -> tuple[str, ...]:
         """The fields of verl's batch that the steps read."""
         return tuple(dict.fromkeys(name for step in self.steps for name in step.needs_fields))
@@ -203,12 +209,11 @@ class Chain:
     @property
     def stateful(self) -> bool:
         """Whether checkpoints must hold the state of this chain."""
-        return bool(self.init())
+        return len(self._steps_with_state) > 0
 
     def init(self) -> State:
         """Return the state before the first batch, by the names of the steps that have one."""
-        states = {step.name: step.init() for step in self.steps}
-        return {name: state for name, state in states.items() if state is not None}
+        return {step.name: step.init() for step in self._steps_with_state}
 
     def check_state(self, state: State) -> None:
         """Raise `CheckpointError` if the steps cannot continue from a saved state."""
@@ -230,7 +235,9 @@ class Chain:
         """Compute the advantages of one batch. `state` is not modified."""
         if self.weights is not None:
             batch = batch.with_weights(self.weights)
-        old_states = {**self.init(), **(state or {})}
+        old_states = dict(state or {})
+        for step in self._steps_with_state:
+            old_states.setdefault(step.name, step.init())
         new_states: dict[str, Any] = {}
         metrics: Metrics = {}
         summed = None
@@ -277,18 +284,12 @@ def apply_step(step: Step, values: Array, batch: Batch, state: Any) -> StepResul
             f"expected an array of shape {expected_shape}. Return one value for each value that the step gets."
         )
     if step.centers or step.compares:
-        return replace(result, values=_zero_where_constant(values, result.values, batch.groups))
+        # A group that had zero variance before the step must be exactly 0 after it. A later division would otherwise
+        # amplify the rounding noise of the group.
+        varies = batch.groups.broadcast(batch.groups.varies(values))
+        is_kept = varies | np.isnan(result.values)
+        result = replace(result, values=np.where(is_kept, result.values, 0.0))
     return result
-
-
-def _zero_where_constant(before: Array, after: Array, groups: Groups) -> Array:
-    """Return the values after a step, with exactly 0 in groups that had zero variance before the step.
-
-    A later division would otherwise amplify the rounding noise of such a group.
-    """
-    varies = groups.broadcast(groups.varies(before))
-    is_kept = varies | np.isnan(after)
-    return np.where(is_kept, after, 0.0)
 
 
 def plain_state(state: State) -> dict[str, Any]:

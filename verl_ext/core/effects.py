@@ -18,11 +18,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.cancelling import means_are_zero
 from verl_ext.core.chain import Chain, Step, apply_step
 from verl_ext.core.groups import Array, Index
 from verl_ext.core.step_lists import is_built_in
-from verl_ext.core.steps import Center, WeightedSum
+from verl_ext.core.steps import Center, WeightedSum, means_are_zero
 from verl_ext.core.turns import Turns
 from verl_ext.errors import Finding
 

@@ -71,38 +71,36 @@ def reward_metrics(batch: Batch) -> Metrics:
     """
     if not len(batch.returns):
         return {}
-    metrics = _rubric_metrics(batch)
-    batch = batch.by_reward()  # from here on one column per reward
-    turns = batch.turns
+    metrics: Metrics = {}
+    if batch.factors is not None:
+        metrics |= _rubric_metrics(batch, batch.factors)
+        batch = batch.by_reward()
+    # From here on each column is a reward.
     zero_variance_fractions = 1.0 - batch.groups.varies(batch.returns).mean(axis=0)  # [K]
-    raw_returns = turns.returns(batch.raw) if batch.conditions else batch.returns
+    rewards = batch.response_rewards()  # [responses, K]
+    raw_rewards = batch.response_rewards(raw=True) if batch.conditions else rewards
     for column, key in enumerate(batch.keys):
         name = f"reward/{metric_name(key)}"
-        is_per_turn = column in turns.columns
-        # One row per response: the return at the first turn includes the rewards of all turns.
-        rows = turns.number == 0 if is_per_turn else turns.last
-        returns = batch.returns[rows, column]
-        scored = _scored(returns)
+        is_scored = ~np.isnan(rewards[:, column])
+        scored = rewards[is_scored, column]
         metrics |= _moments(name, scored)
         metrics[f"{name}/zero_variance_group_fraction"] = float(zero_variance_fractions[column])
-        metrics[f"{name}/unscored"] = float(len(returns) - len(scored))
+        metrics[f"{name}/unscored"] = float(len(rewards) - len(scored))
         if batch.conditions:
-            metrics |= _mean(f"{name}/raw_mean", raw_returns[rows, column])
+            metrics |= _mean(f"{name}/raw_mean", raw_rewards[:, column])
         if key in batch.conditions:
             metrics |= _mean(f"{name}/condition_met_fraction", _condition_met(batch, key))
-        if is_per_turn:
+        if column in batch.turns.columns:
             metrics |= _per_turn_metrics(name, batch, column)
     return metrics
 
 
-def _rubric_metrics(batch: Batch) -> Metrics:
+def _rubric_metrics(batch: Batch, factors: Array) -> Metrics:
     """Return the number of criteria of each rubric, and the fraction of them that vary in their group."""
-    if batch.factors is None:
-        return {}
     metrics: Metrics = {}
     varies = batch.groups.varies(batch.returns)  # [G, K]
     first_rows = batch.groups.order[batch.groups.starts]  # [G]: the factors are equal within a group
-    has_weight = batch.factors[first_rows] != 0  # [G, K]
+    has_weight = factors[first_rows] != 0  # [G, K]
     reward_of_column = np.array(batch.reward_of_column)
     is_criterion = reward_of_column != np.array(batch.keys)  # the column of a plain reward is named after the reward
     for key in dict.fromkeys(reward_of_column[is_criterion].tolist()):
@@ -194,13 +192,9 @@ def contribution_metrics(
     return metrics
 
 
-def _scored(values: Array) -> Array:
-    return values[~np.isnan(values)]
-
-
 def _mean(name: str, values: Array) -> Metrics:
     """Return the mean of the scored values, or no metric if no value is scored."""
-    scored = _scored(values)
+    scored = values[~np.isnan(values)]
     return {name: float(scored.mean())} if len(scored) else {}
 
 

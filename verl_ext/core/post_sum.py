@@ -1,14 +1,12 @@
-"""Steps after the sum, which compare groups or use the whole batch. Values are `[N, 1]`, and NaN is "not scored"."""
+"""Steps after the sum that use accuracies, lengths and groups. Values are `[N, 1]`, and NaN is "not scored"."""
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.cancelling import zero_constant_groups
 from verl_ext.core.chain import Step, StepResult
 from verl_ext.core.groups import TOLERANCE, Array, divide
 from verl_ext.core.metrics import Metrics
@@ -54,46 +52,6 @@ class LengthPenalty(Step):
         excess = divide(length - prompts.broadcast(shortest), prompts.broadcast(longest - shortest))
         penalty = -self.weight * np.nan_to_num(excess)
         return values + batch.turns.discounted_sums(penalty)[:, None]
-
-
-@dataclass(frozen=True)
-class Whiten(Step):
-    """Whiten over the whole batch, by sequences or by tokens: `(x - mean(x)) / (std(x) + epsilon)`.
-
-    With `over="sequence"` every trajectory counts once, std with n - 1. If a trajectory has T turns, each turn counts
-    1 / T. With `over="token"` every trajectory or turn counts once per token, and the divisor is `sqrt(var + 1e-8)`, as
-    in verl's `masked_whiten`.
-
-    With `over="sequence"` the mean is not subtracted if every group is centered (see `zero_constant_groups`): the mean
-    is then 0 up to rounding, and zero-variance groups stay 0. With per-turn rewards the mean is never subtracted,
-    because it would depend on the decision to stop. With `over="token"` the mean is always subtracted, as in verl.
-    """
-
-    name: ClassVar[str] = "whiten"
-    over: Literal["sequence", "token"] = "sequence"
-    """Unit over which whitening averages: `sequence` (each response counts once) or `token`."""
-    epsilon: float = bounded(1e-6, above=0.0, only_with={"over": ("sequence",)})
-    """Constant added to the divisor with `over=sequence`."""
-
-    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        values, all_centered = zero_constant_groups(values, batch.groups)
-        column = single(values, self.name)
-        is_scored = ~np.isnan(column)
-        weights = batch.lengths if self.over == "token" else batch.turns.response_weights(is_scored)
-        weights = weights[is_scored]
-        scored = column[is_scored]
-        total_weight = float(weights.sum().round(6))  # thirds add up to a whole number only up to rounding
-        if total_weight == 0:
-            return StepResult(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})
-        has_turns = not batch.turns.last.all()
-        mean = 0.0
-        if self.over == "token" or not (all_centered or has_turns):
-            mean = float((weights * scored).sum()) / total_weight
-        squared_deviations = float((weights * np.square(scored - mean)).sum())
-        variance = squared_deviations / max(total_weight - 1, 1.0)
-        std = math.sqrt(variance)
-        divisor = math.sqrt(variance + 1e-8) if self.over == "token" else std + self.epsilon
-        return StepResult((values - mean) / divisor, metrics={"whiten_shift": mean, "whiten_std": std})
 
 
 @dataclass(frozen=True)

@@ -216,11 +216,14 @@ def _padded(rows: Sequence[Sequence[float]], padding: float) -> Array:
 def to_columns(keys: Sequence[str], rewards: Sequence[Array | Criteria]) -> dict[str, Any]:
     """Return rewards as arguments of `Batch.of`. A rubric has one column per criterion, any other reward one column.
 
-    The factors are None, which stands for 1 each, if no reward is a rubric.
+    Without a rubric, there are no factors, which stands for 1 each.
 
     >>> to_columns(["correct", "rubric"], [np.array([1.0]), Criteria.of("rubric", ["p"], [rubric([0, 1])])])["keys"]
     ['correct', 'rubric[0]', 'rubric[1]']
     """
+    plain_rewards = [reward for reward in rewards if not isinstance(reward, Criteria)]
+    if len(plain_rewards) == len(rewards):
+        return {"rewards": np.column_stack(plain_rewards), "keys": keys}
     columns: list[str] = []
     reward_of_column: list[str] = []
     values: list[Array] = []
@@ -237,12 +240,11 @@ def to_columns(keys: Sequence[str], rewards: Sequence[Array | Criteria]) -> dict
         columns += names
         reward_of_column += [key] * len(names)
     _check_unique(keys, columns)
-    has_rubric = any(isinstance(reward, Criteria) for reward in rewards)
     return {
         "rewards": np.column_stack(values),
         "keys": columns,
         "reward_of_column": reward_of_column,
-        "factors": np.column_stack(factors) if has_rubric else None,
+        "factors": np.column_stack(factors),
     }
 
 

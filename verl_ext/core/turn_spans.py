@@ -4,7 +4,7 @@ A turn is a span of ones in the mask. In this example the session `p_0` has one 
 tool is between them. The session `q_0` has two rows, and the batch holds the later one first. The session `r_0` has one
 row, which has no tokens. The sessions are the trajectories 0, 1 and 2.
 
->>> from verl_ext.core.token_tensors import write_over_mask
+>>> from verl_ext.core.row_index import write_over_mask
 >>> keys = ["p_0_0", "q_0_1", "q_0_0", "r_0_0"]
 >>> mask = torch.tensor([
 ...     [1, 1, 0, 1],  # p_0_0: span 0 has two tokens, span 1 has one token

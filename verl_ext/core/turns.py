@@ -59,6 +59,11 @@ class Turns:
         return cls(number, columns, discount)
 
     @cached_property
+    def one_per_response(self) -> bool:
+        """Whether each response has one turn, so that every row is a response."""
+        return not self.number.any()
+
+    @cached_property
     def response(self) -> Index:
         """`[N]` the response of each row."""
         begins = self.number == 0
@@ -72,9 +77,7 @@ class Turns:
         return np.roll(begins, -1)
 
     def returns(self, rewards: Array) -> Array:
-        """Return `[N, K]` the returns, which are the rewards themselves if each response has one turn."""
-        if self.last.all():
-            return rewards
+        """Return `[N, K]` the returns of the rewards `[N, K]`."""
         # A reward of the response is discounted by the number of turns until its last turn.
         last_number = self.number[self.last][self.response]
         later_turns = last_number - self.number
@@ -103,7 +106,7 @@ class Turns:
 
     def response_weights(self, counted: Bools) -> Array:
         """Return `[N]` weights that sum to 1 per response: 1/n for each of its n rows in `counted`, 0 elsewhere."""
-        if self.last.all():
+        if self.one_per_response:
             return counted.astype(np.float64)
         rows_of_response = np.bincount(self.response[counted], minlength=len(self.number))
         rows = rows_of_response[self.response]

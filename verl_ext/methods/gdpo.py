@@ -29,9 +29,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verl_ext.core.chain import Step
-from verl_ext.core.post_sum import Whiten
 from verl_ext.core.schema import bounded
-from verl_ext.core.steps import Center, ScaleByMad, ScaleByStd, WeightedSum
+from verl_ext.core.steps import Center, ScaleByMad, ScaleByStd, WeightedSum, Whiten
 from verl_ext.errors import Finding
 from verl_ext.methods.method import Method
 from verl_ext.settings import VERL_NAMES, Settings

@@ -18,7 +18,7 @@ from verl_ext.core.cross_reward import (
     WeightByDensity,
     WeightByVariation,
 )
-from verl_ext.core.post_sum import WeightByFocal, Whiten
+from verl_ext.core.post_sum import WeightByFocal
 from verl_ext.core.schema import bounded
 from verl_ext.core.steps import (
     Center,
@@ -26,6 +26,7 @@ from verl_ext.core.steps import (
     DivideByMean,
     ScaleByStd,
     WeightedSum,
+    Whiten,
 )
 from verl_ext.methods.method import Method
 

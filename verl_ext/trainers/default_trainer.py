@@ -18,8 +18,7 @@ from verl_ext.advantages.estimator import computing
 from verl_ext.advantages.log import log_estimator_of_verl
 from verl_ext.advantages.prompts import FIELDS, naming_prompts
 from verl_ext.advantages.table import Request, Table
-from verl_ext.core.row_index import uids_of
-from verl_ext.core.token_tensors import dense
+from verl_ext.core.row_index import dense, uids_of
 from verl_ext.errors import IntegrationError
 from verl_ext.run import Run
 from verl_ext.run_config import has_algorithm, uses_verl_ext

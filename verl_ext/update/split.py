@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from verl.utils import tensordict_utils as tu
 
-from verl_ext.core.token_tensors import dense
+from verl_ext.core.row_index import dense
 from verl_ext.update import SHARE_MARK, SKIP_MARK
 
 FIGURES = "verl_ext_figures"
