@@ -59,7 +59,8 @@ def log_rewards(run: Run, table: Table, batch: Batch | None = None, included: In
 
     `included` selects the trajectories for the metrics of the other rewards.
     """
-    _log_entries_per_turn(run, table)
+    if table.entries:
+        _log_entries_per_turn(run, table)
     if run.log == "none":
         return
     logged: tuple[str, ...] = ()

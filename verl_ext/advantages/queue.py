@@ -52,9 +52,10 @@ def read_table(
 
     present = set(fields.keys())
     token_level = {name: fields[name] for name in token_names if name in present}
-    sums = _sums_of_token_fields(token_level, scored_keys, partition_id)
-    table.score = sums.pop(TRAINER_SCORE, None)
-    table.token_scores = {name.removeprefix(TOKEN_FIELD): values for name, values in sums.items()}
+    if token_level:
+        sums = _sums_of_token_fields(token_level, scored_keys, partition_id)
+        table.score = sums.pop(TRAINER_SCORE, None)
+        table.token_scores = {name.removeprefix(TOKEN_FIELD): values for name, values in sums.items()}
 
     columns = {name: _values_of(fields, name) for name in names if name in present}
     extra_fields = _values_of(fields, EXTRA) if EXTRA in present else []
@@ -73,8 +74,6 @@ def _sums_of_token_fields(
     token_level: Mapping[str, torch.Tensor], keys: Sequence[str], partition_id: str
 ) -> dict[str, Array]:
     """Return `[N]` the sum of each field with a value per token."""
-    if not token_level:
-        return {}
     mask = dense(fetch(keys, partition_id, [MASK])[MASK])
     return {name: scores(dense(values), mask) for name, values in token_level.items()}
 
