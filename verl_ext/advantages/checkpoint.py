@@ -1,4 +1,22 @@
-"""Save an estimator and its state in verl's checkpoints, and load it: one JSON file, written whole or not at all."""
+"""Save an estimator and its state in verl's checkpoints, and load it. `verl_ext.json` is the file of a checkpoint.
+
+verl writes the model first, then `data.pt`, then the queue of unfinished responses, which only asynchronous trainers
+have. It writes last the tracker, which names the step to resume from. A checkpoint without `data.pt` is incomplete, and
+no run with an estimator of verl_ext resumes from it.
+
+Before verl writes, such a run prepares the folder of the checkpoint, which may contain a checkpoint of an earlier run:
+
+1. It removes `data.pt`, and then the queue of the earlier run.
+2. It replaces `verl_ext.json`, as a whole or not at all.
+
+If a save fails or is killed, the folder therefore contains one of these, and never a complete checkpoint of two runs:
+
+- The checkpoint of the earlier run, until `data.pt` is removed.
+- An incomplete checkpoint, until verl has written the whole model. The checkpoint of the earlier run is lost.
+- The model and the state of the later run, as soon as verl has written the new `data.pt`.
+
+A run without an estimator of verl_ext only removes the `verl_ext.json` of the earlier run.
+"""
 
 import json
 import logging
@@ -6,6 +24,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,65 +38,108 @@ logger = logging.getLogger("verl_ext")
 
 FILE = "verl_ext.json"
 TRACKER = "latest_checkpointed_iteration.txt"
-"""verl's file that names the current checkpoint; verl writes it last."""
+"""verl's file that names the current checkpoint."""
 STEP_FOLDER = "global_step_"
 DATA = "data.pt"
-"""The file that every trainer of verl writes into a checkpoint after the model and before the tracker."""
-EMPTY_HISTORY = "The run resumes at step %d, but %s. The history of %s starts empty in the middle of the run."
-QUEUE = "transfer_queue"
-"""The folder of unfinished responses, which verl's asynchronous trainers write after `data.pt`."""
+"""verl's file with the position in the training data."""
+QUEUES = ("transfer_queue", "transfer_queue.old")
+"""verl's folder of unfinished responses, and the name under which TransferQueue keeps it while it writes a new one."""
+SETTINGS = {
+    "estimator": "algorithm.adv_estimator",
+    "keys": "algorithm.rewards.keys",
+    "weights": "algorithm.rewards.weights",
+}
+"""The settings that a checkpoint records, by their names in `Saved`."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The content of `verl_ext.json`."""
+
+    verl_ext: str
+    """The version of the package."""
+    global_step: int
+    """The step of the checkpoint."""
+    computed_at: int
+    """The step of the last batch that the state contains."""
+    estimator: str
+    keys: list[str]
+    weights: list[float]
+    accuracy: dict[str, Any] | None
+    """Key and threshold of the accuracy that the state was computed from."""
+    state: dict[str, Any] | None
+    """The state of the estimator; None if it has no state."""
+
+    @classmethod
+    def of(cls, run: Run) -> "Saved":
+        """Return what a checkpoint of a run contains now. Raise if JSON cannot represent the state."""
+        rewards = run.settings.rewards
+        keys = list(rewards.keys or ())
+        return cls(
+            verl_ext=__version__,
+            global_step=run.step,
+            computed_at=run.computed_at,
+            estimator=run.name,
+            keys=keys,
+            weights=list(rewards.weights or [1.0] * len(keys)),
+            accuracy=run.accuracy,
+            state=plain_state(run.state) if run.state else None,
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> "Saved | None":
+        """Return the content of a file, or None if it does not exist. Raise if it is damaged."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            entries = {field.name: content[field.name] for field in fields(cls)}
+            return cls(**entries)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"The file cannot be read ({error!r:.200})") from error
 
 
 @contextmanager
 def saving(run: Run) -> Iterator[None]:
-    """Write `verl_ext.json` into the checkpoint that verl writes in the block.
+    """Prepare the folder of a checkpoint, then let the block save it with verl.
 
-    The `data.pt` and the queue of an earlier run are put aside, so that a killed save leaves no mixture of two runs. If
-    the block raises, they are put back only if no other file has changed and no other rank can still write.
+    An error of verl is raised as it is.
     """
     folder = _folder(run)
-    path, data = folder / FILE, folder / DATA
-    state = plain_state(run.state) if run.state else None
-    overwrites, had_state, before = folder.is_dir(), path.exists(), None
-    aside: dict[Path, Path] = {}
+    saved = Saved.of(run)
+    text = json.dumps(asdict(saved), indent=2, allow_nan=False)
     try:
-        for old in filter(Path.exists, (data, path, folder / QUEUE)):
-            _remove(_aside(old))  # of a save that was killed
-            aside[old] = old.rename(_aside(old))
-        sync_folder(folder)
-        content = {
-            "verl_ext": __version__,
-            "global_step": run.step,
-            "overwrites": overwrites,
-            "computed_at": run.computed_at,
-            **_identity(run),
-            "accuracy": run.accuracy,
-            "state": state,
-        }
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(content, indent=2, allow_nan=False), encoding="utf-8")
-        if state is not None:
-            logger.info("Saved the state of %s to %s.", run.name, path)
-        before = _files(folder)
-        yield
-    except Exception as error:
-        if before is not None and data not in aside:
-            raise
-        why = str(error).rpartition("\n")[2]  # a worker's traceback ends with it
-        left = "The folder may contain files of two runs. Resume from another checkpoint."
-        if before is None or (run.trainer.actor_rollout_wg.world_size == 1 and before == _files(folder)):
-            left = "No file was overwritten, so a run can still resume from the earlier checkpoint in this folder."
-            if not had_state:
-                path.unlink(missing_ok=True)
-            for old, kept in reversed(aside.items()):  # `data.pt` last: with it the checkpoint is whole
-                kept.rename(old)
-        raise CheckpointError(f"Step {run.step} cannot be saved to {folder}: {why.rstrip('.'):.200}. {left}") from error
-    for stale in folder.glob(f".{FILE}.*.tmp"):
-        _remove(stale)
+        _remove_data_and_queues(folder)
+        with replacing(folder / FILE) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(
+            f"Step {run.step} cannot be saved to {folder}: {error}. verl has not written anything. If the folder "
+            f"contained the checkpoint of an earlier run and has no {DATA} now, this checkpoint is lost. Free disk "
+            "space or make the folder writable, and start the run again."
+        ) from error
+    if saved.state is not None:
+        logger.info("Saved the state of %s to %s.", run.name, folder / FILE)
+    yield
+
+
+def _remove_data_and_queues(folder: Path) -> None:
+    """Make the checkpoint of an earlier run incomplete, and remove its queue, which not every trainer replaces.
+
+    Without the sync, a crash of the machine could bring `data.pt` back after verl has overwritten the model.
+    """
+    (folder / DATA).unlink(missing_ok=True)
+    sync_folder(folder)
+    for name in QUEUES:
+        queue = folder / name
+        if queue.exists():
+            shutil.rmtree(queue)
+    for temporary in folder.glob(f".{FILE}.*.tmp"):  # of a process that was killed
+        temporary.unlink()
 
 
 def remove_earlier_state(trainer: Any) -> None:
-    """Remove the state of an earlier run from the checkpoint that a run without a state of its own overwrites.
+    """Remove the state of an earlier run from the checkpoint that a run without an estimator of verl_ext overwrites.
 
     Otherwise the earlier run would resume with its old history and the new model. Call this function before verl
     writes: if the save is killed, the history starts empty, which is logged.
@@ -100,29 +162,56 @@ def remove_earlier_state(trainer: Any) -> None:
     logger.info("Removed %s, the state of an earlier run, because this save overwrites its checkpoint.", path)
 
 
-def _aside(old: Path) -> Path:
-    """Return where a part of an earlier run's checkpoint is while it is overwritten."""
-    return old.with_name(f".{FILE}.{old.name}.tmp")
+def check_tracker(run: Run) -> None:
+    """Raise if a run would resume from an incomplete checkpoint. Call this function before verl loads.
+
+    verl would resume from it, or start over silently if the tracker names a folder that does not exist.
+    """
+    config = run.trainer.config.trainer
+    if run.chain is None or config.resume_mode == "disable":
+        return
+    if config.resume_mode == "resume_path":
+        _require_complete(Path(str(config.resume_from_path)))
+    else:
+        _require_complete_step(Path(config.default_local_dir))
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
+def _require_complete(folder: Path) -> None:
+    """Raise if the folder of `trainer.resume_from_path` has no complete checkpoint."""
+    if not (folder / DATA).is_file():
+        raise CheckpointError(
+            f"trainer.resume_from_path={folder} is not a complete checkpoint, because it has no {DATA}. If a save into "
+            "this folder failed or was killed, the folder may contain files of two runs. Set trainer.resume_from_path "
+            "to another checkpoint."
+        )
 
 
-def _files(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Return size and time of each file. Each is opened, so that a network file system asks its server."""
-    found = {}
-    for path in filter(Path.is_file, folder.rglob("*")):
-        with path.open("rb") as file:
-            stat = os.fstat(file.fileno())
-        found[path] = stat.st_size, stat.st_mtime_ns
-    return found
+def _require_complete_step(home: Path) -> None:
+    """Raise if the tracker in `trainer.default_local_dir` does not name a complete checkpoint.
+
+    A process that was killed while it saved, or a full disk, leaves an empty tracker or an incomplete checkpoint.
+    """
+    tracker = home / TRACKER
+    if not tracker.exists():
+        return
+    with reading(f"{tracker} (the file with the step to resume from)", CheckpointError):
+        text = tracker.read_text(errors="replace").strip()
+    if text.isdecimal() and (home / f"{STEP_FOLDER}{text}" / DATA).is_file():
+        return
+    complete = list(home.glob(f"{STEP_FOLDER}*/{DATA}"))
+    if complete:
+        newest = max(complete, key=lambda data: (data.stat().st_mtime, data.parent.name))
+        hint = f"The newest complete checkpoint is {newest.parent.name}."
+    else:
+        hint = "The folder has no complete checkpoint."
+    raise CheckpointError(
+        f"{tracker} contains {text[:20]!r}, which is not the step of a complete checkpoint. {hint} Write the step to "
+        "resume from into the file, or set trainer.resume_mode=disable to train from the beginning."
+    )
 
 
 def load(run: Run) -> None:
-    """Load the state after verl has loaded its checkpoint; raise if the run cannot continue with it.
+    """Load the state after verl has loaded its checkpoint. Raise if an estimator with a state cannot continue with it.
 
     Log a warning if the checkpoint has no state, or if another estimator, other rewards or other weights saved it.
     """
@@ -131,125 +220,97 @@ def load(run: Run) -> None:
         return
     run.start = run.step
     folder = Path(config.resume_from_path) if config.resume_mode == "resume_path" else _folder(run)
-    if run.chain is not None and _aside(folder / DATA).exists() and not (folder / DATA).exists():
-        raise CheckpointError(
-            f"{folder} may contain files of two runs because overwriting it failed. Resume from another checkpoint."
-        )
     path = folder / FILE
-    if run.chain is not None and run.chain.stateful:
-        _load_state(run, run.chain, path)
-    else:
-        _compare_identity(run, path)
-
-
-def _load_state(run: Run, chain: Chain, path: Path) -> None:
-    """Load the state of a stateful estimator; raise if the file is damaged or belongs to another run."""
+    stateful_chain = run.chain if run.chain is not None and run.chain.stateful else None
     try:
-        data = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        if data["overwrites"] and not (path.parent / DATA).exists():
+        saved = Saved.read(path)
+        if saved is not None and stateful_chain is not None:
+            _restore_state(run, stateful_chain, saved)
+    except CheckpointError as error:
+        reason = str(error).rstrip(".")
+        if stateful_chain is not None:
             raise CheckpointError(
-                f"{path.parent} has no {DATA}, because a run was killed while it overwrote this folder"
-            )
-        differences = [*_differences(data, run)]
-        if data["state"] is not None:
-            _require_fitting(data, run)
-            chain.check_state(data["state"])
-            run.state, run.accuracy = data["state"], data["accuracy"]
-            run.computed_at = run.step  # not that of the file, which may be one step behind: see `_require_fitting`
-    except FileNotFoundError:
-        logger.warning(EMPTY_HISTORY, run.step, f"{path} does not exist", run.name)
-        return
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, CheckpointError) as error:
-        reason = str(error) if isinstance(error, CheckpointError) else f"It cannot be read: {error!r:.200}"
-        raise CheckpointError(
-            f"{path}: {reason.rstrip('.')}. Resume with the settings that wrote the file, or from another checkpoint. "
-            "If you delete the file, the history starts empty."
-        ) from error
-    if run.state is None:
-        logger.warning(EMPTY_HISTORY, run.step, f"{path} has no state", run.name)
-    else:
-        logger.info("Loaded the state of %s from %s.", run.name, path)
-    _warn_of(differences, path)
-
-
-def _compare_identity(run: Run, path: Path) -> None:
-    """Log a warning if an estimator without a state resumes from a checkpoint that another configuration saved."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        differences = [*_differences(data, run)]
-    except FileNotFoundError:
-        if run.chain is not None:
-            logger.warning(
-                "The run resumes at step %d with %s, but %s does not exist, so verl_ext cannot verify which estimator "
-                "saved the checkpoint.",
-                *(run.step, run.name, path),
-            )
-        return
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                f"{path}: {reason}. Resume with the settings that wrote the file, or from another checkpoint. If you "
+                "delete the file, the history starts empty."
+            ) from error
         logger.warning(
-            "%s cannot be read (%r), so verl_ext cannot verify that the checkpoint was saved with the same estimator.",
-            *(path, error),
+            "%s: %s. verl_ext cannot verify that the checkpoint was saved with the same estimator.", path, reason
         )
         return
-    _warn_of(differences, path)
-
-
-def _identity(run: Run) -> dict[str, Any]:
-    """Return the estimator and the rewards of a run, as a checkpoint stores them."""
-    rewards = run.settings.rewards
-    keys = list(rewards.keys or ())
-    return {"estimator": run.name, "keys": keys, "weights": list(rewards.weights or [1.0] * len(keys))}
-
-
-def _differences(data: Mapping[str, Any], run: Run) -> Iterator[str]:
-    """Yield each setting with which a checkpoint was saved and that is another one in this run."""
-    settings = {
-        "estimator": "algorithm.adv_estimator",
-        "keys": "algorithm.rewards.keys",
-        "weights": "algorithm.rewards.weights",
-    }
-    for name, now in _identity(run).items():
-        if data[name] != now:
-            yield f"{settings[name]}={data[name]} instead of {now}"
-
-
-def _warn_of(differences: list[str], path: Path) -> None:
-    if differences:
+    if stateful_chain is not None:
+        _log_state(run, saved, path)
+    elif saved is None and run.chain is not None:
         logger.warning(
-            "The run resumes from %s, which was saved with %s. It continues with the new values. To train from the "
-            "beginning, set trainer.resume_mode=disable or another trainer.default_local_dir.",
-            *(path.parent, " and ".join(differences)),
+            "The run resumes at step %d with %s, but %s does not exist, so verl_ext cannot verify which estimator "
+            "saved the checkpoint.",
+            *(run.step, run.name, path),
         )
+    if saved is not None:
+        _warn_of_differences(run, saved, folder)
 
 
-def _folder(run: Run) -> Path:
-    """Return the folder of verl's checkpoint at the step of a run."""
-    return Path(run.trainer.config.trainer.default_local_dir) / f"{STEP_FOLDER}{run.step}"
+def _restore_state(run: Run, chain: Chain, saved: Saved) -> None:
+    """Give the run the state in the file, if there is one. Raise if the run cannot continue with it."""
+    if saved.state is None:
+        return
+    _require_fitting(run, saved)
+    chain.check_state(saved.state)
+    run.state = saved.state
+    run.accuracy = saved.accuracy
+    run.computed_at = run.step  # not that of the file, which may be one step behind: see `_require_fitting`
 
 
-def _require_fitting(data: Any, run: Run) -> None:
-    """Raise if a file's state is not the one with which the run must continue.
+def _require_fitting(run: Run, saved: Saved) -> None:
+    """Raise if a saved state has another step, another estimator or another accuracy than the run.
 
     The state may be one step older than its checkpoint: a trainer that counts its step before its last save, as
     verl-recipe's DAPO does, saves the model of step N as step N + 1.
     """
-    step, computed_at = run.step, data["computed_at"]
-    if data["global_step"] != step:
+    if saved.global_step != run.step:
         raise CheckpointError(
-            f"The file was written at step {data['global_step']!r}, but the run resumes at step {step}"
+            f"The file was written at step {saved.global_step!r}, but the run resumes at step {run.step}"
         )
-    if data["estimator"] != run.name:
+    if saved.estimator != run.name:
         raise CheckpointError(
-            f"The file contains the state of algorithm.adv_estimator={data['estimator']}, but this run uses {run.name}"
+            f"The file contains the state of algorithm.adv_estimator={saved.estimator}, but this run uses {run.name}"
         )
-    if computed_at < step - 1:
+    if saved.computed_at < run.step - 1:
         raise CheckpointError(
-            f"The state was computed at step {computed_at}, but the checkpoint belongs to step {step}"
+            f"The state was computed at step {saved.computed_at}, but the checkpoint belongs to step {run.step}"
         )
-    if data["accuracy"] is not None:
-        key, settings = data["accuracy"]["key"], run.settings.rewards
-        now = {"key": settings.accuracy_key or key, "threshold": settings.accuracy_threshold}
-        require_same_accuracy(data["accuracy"], now)
+    if saved.accuracy is not None:
+        rewards = run.settings.rewards
+        key = rewards.accuracy_key or saved.accuracy["key"]
+        require_same_accuracy(saved.accuracy, {"key": key, "threshold": rewards.accuracy_threshold})
+
+
+def _log_state(run: Run, saved: Saved | None, path: Path) -> None:
+    """Log whether the history of an estimator continues, or why it starts empty."""
+    if saved is not None and saved.state is not None:
+        logger.info("Loaded the state of %s from %s.", run.name, path)
+        return
+    reason = "does not exist" if saved is None else "has no state"
+    logger.warning(
+        "The run resumes at step %d, but %s %s. The history of %s starts empty in the middle of the run.",
+        *(run.step, path, reason, run.name),
+    )
+
+
+def _warn_of_differences(run: Run, saved: Saved, folder: Path) -> None:
+    """Log a warning if a checkpoint was saved with another estimator, other rewards or other weights."""
+    current = Saved.of(run)
+    differences = []
+    for name, setting in SETTINGS.items():
+        before = getattr(saved, name)
+        now = getattr(current, name)
+        if before != now:
+            differences.append(f"{setting}={before} instead of {now}")
+    if differences:
+        logger.warning(
+            "The run resumes from %s, which was saved with %s. It continues with the new values. To train from the "
+            "beginning, set trainer.resume_mode=disable or another trainer.default_local_dir.",
+            *(folder, " and ".join(differences)),
+        )
 
 
 def require_same_accuracy(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
@@ -274,23 +335,6 @@ def _accuracy_text(accuracy: Mapping[str, Any]) -> str:
     return f"the reward {accuracy['key']!r} " + ("without a threshold" if threshold is None else f"above {threshold}")
 
 
-def check_tracker(run: Run) -> None:
-    """Raise if a run would resume from a tracker that names an incomplete checkpoint; verl might start over silently.
-
-    A process that was killed while it saved, or a full disk, leaves an empty tracker or an incomplete checkpoint.
-    """
-    config = run.trainer.config.trainer
-    home = Path(config.default_local_dir)
-    path = home / TRACKER
-    if run.chain is None or config.resume_mode != "auto" or not path.exists():
-        return
-    with reading(f"{path} (the file with the step to resume from)", CheckpointError):
-        text = path.read_text(errors="replace").strip()
-    if text.isdecimal() and (home / f"{STEP_FOLDER}{text}" / DATA).is_file():
-        return
-    whole = sorted((file.stat().st_mtime, file.parent.name) for file in home.glob(f"{STEP_FOLDER}*/{DATA}"))
-    newest = f"The newest complete checkpoint is {whole[-1][1]}." if whole else "The folder has no complete checkpoint."
-    raise CheckpointError(
-        f"{path} contains {text[:20]!r}, which is not the step of a complete checkpoint. {newest} Write the step to "
-        "resume from into the file, or set trainer.resume_mode=disable to train from the beginning."
-    )
+def _folder(run: Run) -> Path:
+    """Return the folder of verl's checkpoint at the step of a run."""
+    return Path(run.trainer.config.trainer.default_local_dir) / f"{STEP_FOLDER}{run.step}"

@@ -93,10 +93,12 @@ ADDED_METRICS: tuple[str, ...] = ("advantage/contribution/*",)
 ADDED_COLUMNS: tuple[str, ...] = ()
 # Differences that are intended: `*`, a kind, or `kind/method`; then a pattern of what differs; then the reason.
 RECORDED = "a checkpoint records the estimator, the keys and the weights that saved it"
+COMPLETE = "a checkpoint without `data.pt` is incomplete, whether the save overwrote another one or not"
 MEASURED = "`build` no longer rejects a list whose steps cancel each other: it is measured when a run starts"
 EXPECTED: tuple[tuple[str, str, str], ...] = (
     ("lists/compose", "error: the old version ConfigurationError in batch 1: algorithm.compose.steps[", MEASURED),
     ("lists/compose", "occurs twice. Remove one of the two", "a built-in step occurs once on each side of the sum"),
     ("*", "[0].keys: only in the new version", RECORDED),
     ("*", "[0].weights: only in the new version", RECORDED),
+    ("*", "[0].overwrites: only in the old version", COMPLETE),
 )

@@ -53,7 +53,6 @@ def test_what_was_saved_comes_back_exactly_and_is_plain_json(folder: Path, caplo
     assert data == {
         "verl_ext": data["verl_ext"],
         "global_step": 7,
-        "overwrites": True,
         "computed_at": 7,
         "estimator": "hadw",
         "keys": ["acc", "format"],
@@ -64,6 +63,7 @@ def test_what_was_saved_comes_back_exactly_and_is_plain_json(folder: Path, caplo
     resumed = run(folder.parent)
     checkpoint.load(resumed)
     assert resumed.state == capability(3)
+    assert resumed.accuracy == {"key": "acc", "threshold": None}
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
@@ -103,11 +103,18 @@ def test_a_state_of_the_step_before_is_that_of_the_saved_model(folder: Path) -> 
     assert resumed.computed_at == 7
 
 
-@pytest.mark.parametrize("content", [b'{"global_step": 2, "estim', b"\xff\xfe\x00", b"[1, 2]", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b'{"global_step": 2, "estim', b"{}", b"\xff\xfe\x00", b"[1, 2]", b"[" * 100_000])
 def test_a_damaged_file_is_named(content: bytes, folder: Path) -> None:
     path = folder / checkpoint.FILE
     save(folder)
     path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=facts(path, "cannot be read", "delete the file")):
+        checkpoint.load(run(folder.parent))
+
+
+def test_a_file_that_the_system_cannot_read_is_named(folder: Path) -> None:
+    path = folder / checkpoint.FILE
+    path.mkdir()
     with pytest.raises(CheckpointError, match=facts(path, "cannot be read", "delete the file")):
         checkpoint.load(run(folder.parent))
 

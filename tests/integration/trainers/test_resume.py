@@ -67,6 +67,17 @@ def test_a_tracker_that_names_no_checkpoint_is_an_error_that_names_the_newest(
     stub(tmp_path, "trainer.resume_mode=disable")._load_checkpoint()
 
 
+def test_a_mode_that_verl_does_not_know_is_checked_as_auto(tmp_path: Path) -> None:
+    """`RayPPOTrainer` then resumes from the tracker's checkpoint."""
+    save(tmp_path, 5, updates=5)
+    resumed = stub(tmp_path, "trainer.resume_mode=latest")
+    resumed._load_checkpoint()
+    assert resumed.global_steps == 5
+    (tmp_path / "global_step_5/data.pt").unlink()
+    with pytest.raises(CheckpointError, match=facts(tmp_path / TRACKER, "'5'")):
+        stub(tmp_path, "trainer.resume_mode=latest")._load_checkpoint()
+
+
 def test_a_run_without_an_estimator_of_ours_touches_no_other_file_than_the_state(tmp_path: Path) -> None:
     """verl's grpo saves over an older checkpoint: until verl has written `data.pt` anew, the old one is there."""
     folder = tmp_path / "global_step_5"
