@@ -22,8 +22,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -99,12 +98,8 @@ class Saved:
             raise CheckpointError(f"The file cannot be read ({error!r:.200})") from error
 
 
-@contextmanager
-def saving(run: Run) -> Iterator[None]:
-    """Prepare the folder of a checkpoint, then let the block save it with verl.
-
-    An error of verl is raised as it is.
-    """
+def save_state(run: Run) -> None:
+    """Prepare the folder of a checkpoint, and write `verl_ext.json` into it. Call this function before verl writes."""
     folder = _folder(run)
     saved = Saved.of(run)
     text = json.dumps(asdict(saved), indent=2, allow_nan=False)
@@ -120,7 +115,6 @@ def saving(run: Run) -> Iterator[None]:
         ) from error
     if saved.state is not None:
         logger.info("Saved the state of %s to %s.", run.name, folder / FILE)
-    yield
 
 
 def _remove_data_and_queues(folder: Path) -> None:
@@ -162,7 +156,7 @@ def remove_earlier_state(trainer: Any) -> None:
     logger.info("Removed %s, the state of an earlier run, because this save overwrites its checkpoint.", path)
 
 
-def check_tracker(run: Run) -> None:
+def require_complete(run: Run) -> None:
     """Raise if a run would resume from an incomplete checkpoint. Call this function before verl loads.
 
     verl would resume from it, or start over silently if the tracker names a folder that does not exist.

@@ -38,16 +38,16 @@ class TrainerMixin:
         verl: Any = super()
         if self._verl_ext is None or self._verl_ext.chain is None:
             checkpoint.remove_earlier_state(self)
-            return verl._save_checkpoint()
-        with checkpoint.saving(self._verl_ext):
-            return verl._save_checkpoint()
+        else:
+            checkpoint.save_state(self._verl_ext)
+        return verl._save_checkpoint()
 
     def _load_checkpoint(self) -> Any:
         """Load the state of the estimator once verl knows the step from which it resumes."""
         verl: Any = super()
         if self._verl_ext is None:
             return verl._load_checkpoint()
-        checkpoint.check_tracker(self._verl_ext)
+        checkpoint.require_complete(self._verl_ext)
         result = verl._load_checkpoint()
         checkpoint.load(self._verl_ext)
         return result

@@ -43,8 +43,8 @@ def folder(tmp_path: Path) -> Path:
 
 def save(folder: Path) -> None:
     """Save a state as ours and verl do."""
-    with checkpoint.saving(run(folder.parent, updates=3)):
-        (folder / checkpoint.DATA).touch()
+    checkpoint.save_state(run(folder.parent, updates=3))
+    (folder / checkpoint.DATA).touch()
 
 
 def test_what_was_saved_comes_back_exactly_and_is_plain_json(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -124,10 +124,9 @@ def test_a_run_without_a_state_replaces_the_state_of_the_checkpoint_that_it_over
     """Otherwise the earlier run would resume from the weights of this run with its own history."""
     save(folder)
     (folder / ".verl_ext.json.123.tmp").touch()  # left by a killed process
-    with checkpoint.saving(run(folder.parent, name=name)):
-        content = json.loads((folder / checkpoint.FILE).read_text())
-        assert (content["estimator"], content["state"]) == (name, None)
-        assert not (folder / checkpoint.DATA).exists()
+    checkpoint.save_state(run(folder.parent, name=name))
+    content = json.loads((folder / checkpoint.FILE).read_text())
+    assert (content["estimator"], content["state"]) == (name, None)
     assert list(folder.iterdir()) == [folder / checkpoint.FILE]
 
 
@@ -145,8 +144,8 @@ def resumed_with(folder: Path, name: str, caplog: pytest.LogCaptureFixture, **re
 def test_a_run_that_resumes_with_another_configuration_is_warned(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with checkpoint.saving(run(folder.parent, name="dgpo")):
-        (folder / checkpoint.DATA).touch()
+    checkpoint.save_state(run(folder.parent, name="dgpo"))
+    (folder / checkpoint.DATA).touch()
     assert resumed_with(folder, "dgpo", caplog) == []
     assert resumed_with(folder, "dgpo", caplog, weights=[1, 1]) == []
     (text,) = resumed_with(folder, "drgrpo", caplog)
@@ -180,8 +179,8 @@ from tests.integration.trainers.test_checkpoints import run
 from verl_ext.advantages import checkpoint
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 {KILLED_AT[moment]}
-with checkpoint.saving(run(pathlib.Path({str(tmp_path)!r}), updates=3)):
-    die()
+checkpoint.save_state(run(pathlib.Path({str(tmp_path)!r}), updates=3))
+die()
 """
     assert fresh.run(code).returncode == -signal.SIGKILL
     path = tmp_path / "global_step_7" / checkpoint.FILE
