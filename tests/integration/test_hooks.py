@@ -213,6 +213,43 @@ def test_a_hook_that_failed_refuses_the_runs_that_need_its_module(monkeypatch):
         assert raised.value.__cause__ is error
 
 
+class Saving:
+    def save(self): ...
+
+    def load(self): ...
+
+
+class Helper:
+    def call(self, trainer):
+        return trainer.save()
+
+
+def test_a_bound_method_that_a_method_calls_may_call_the_overridden_method():
+    call = Helper().call
+
+    class Calls(Saving):
+        def save(self):
+            return call(super())
+
+    hooks.require_passed_on(Calls, Saving, ("save", "load"))
+
+
+def test_another_method_of_the_class_that_calls_the_overridden_method_does_not_count():
+    """Because of `super()`, the function `save` holds the class, which holds the function `load`."""
+
+    class Skips(Saving):
+        def save(self):
+            return super().__init__()
+
+        def load(self):
+            super().load()
+            return super().save()
+
+    hooks.require_passed_on(Skips, Saving, ("load",))
+    with pytest.raises(IntegrationError, match=facts("Skips.save", "super().save")):
+        hooks.require_passed_on(Skips, Saving, ("load", "save"))
+
+
 def test_a_class_under_a_mixin_keeps_its_name_and_is_made_once():
     mixed = with_mixin(Ours, Verls)
     assert (mixed.__name__, mixed.__module__, mixed.__qualname__) == ("Verls", __name__, "Verls")
