@@ -62,12 +62,17 @@ def read_table(
     table.fields = columns | _from_agent_loop(extra_fields, names)
     table.results = _from_reward_function(extra_fields)
     if request.turns:
-        masks = fetch(keys, partition_id, [MASK])[MASK]
-        tokens_of_row = masks.offsets().diff().cpu().numpy()
-        truncated_outputs = rows.total(tokens_of_row >= request.max_response_length)
-        table.truncated = truncated_outputs > 0
-        table.spans = TurnSpans.of(dense(masks), rows)
+        _add_turns(table, keys, partition_id, request.max_response_length)
     return table
+
+
+def _add_turns(table: Table, keys: Sequence[str], partition_id: str, max_response_length: int) -> None:
+    """Read where the turns are in the rows `keys`. A trajectory is truncated if one of its outputs is."""
+    masks = fetch(keys, partition_id, [MASK])[MASK]
+    table.spans = TurnSpans.of(dense(masks), table.rows)
+    tokens_of_row = masks.offsets().diff().cpu().numpy()
+    truncated_outputs = table.rows.total(tokens_of_row >= max_response_length)
+    table.truncated = truncated_outputs > 0
 
 
 def _sums_of_token_fields(
