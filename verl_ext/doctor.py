@@ -133,10 +133,10 @@ def _hooks() -> Iterator[Line]:
 
 
 def _faster_update() -> Line:
-    from verl_ext.update import make_ready
+    from verl_ext.update import install_engine
 
     subject = "verl's FSDP engine"
-    if problem := make_ready():
+    if problem := install_engine():
         return "error", subject, f"The faster update does not work: {_with_versions(problem)}"
     return "ok", subject, "faster update"
 

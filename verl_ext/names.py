@@ -12,7 +12,7 @@ from verl_ext.registry import INSTALLED
 CORE = "verl.trainer.ppo.core_algos"
 
 
-def is_ours(name: str) -> bool:
+def computed_by_verl_ext(name: str) -> bool:
     """Return whether verl_ext computes the estimator of this name in this process."""
     return name in INSTALLED and owner(name) is None
 
@@ -23,21 +23,21 @@ def owner(name: str) -> str | None:
     verl's own `gdpo` is ignored, because it cannot run on verl's default trainer.
     """
     function = registered().get(name)
-    if function is None or (name == "gdpo" and is_verls(function)):
+    if function is None or (name == "gdpo" and is_verl_function(function)):
         return None
     module = getattr(function, "__module__", None)
-    if module == CORE and not is_verls(function):  # `functools.wraps` has copied it from verl's function
+    if module == CORE and not is_verl_function(function):  # `functools.wraps` has copied it from verl's function
         module = getattr(function, "__globals__", {}).get("__name__")
     return module or "another package"
 
 
-def is_anothers(name: str) -> bool:
+def registered_by_other_package(name: str) -> bool:
     """Return whether another package than verl has registered an estimator of this name with verl."""
     functions = registered()
-    return name in functions and not is_verls(functions[name])
+    return name in functions and not is_verl_function(functions[name])
 
 
-def is_verls(function: Any) -> bool:
+def is_verl_function(function: Any) -> bool:
     """Return whether the code of a registered function is in verl's file.
 
     Its `__module__` may be wrong, because `functools.wraps` copies the module of the wrapped function.

@@ -14,9 +14,9 @@ from verl_ext.core.chain import Chain, State
 from verl_ext.core.metrics import Metrics
 from verl_ext.errors import Finding, IntegrationError
 from verl_ext.hooks import member
-from verl_ext.names import is_ours
+from verl_ext.names import computed_by_verl_ext
 from verl_ext.registry import method_and_base
-from verl_ext.run_config import FILTER, require_unchanged, select, uses_verl_ext
+from verl_ext.run_config import FILTER, require_same_settings, select, uses_verl_ext
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
@@ -42,7 +42,7 @@ class Run:
 
     trainer: Any = None
     """The trainer, or None in the driver and in `check`."""
-    start: int = 0
+    after_step: int = 0
     """The step after which this start or resume begins."""
     state: State | None = None
     """The state of the estimator before the next batch, or None before the first batch."""
@@ -58,7 +58,7 @@ class Run:
     """The metrics that the trainer logged last."""
     logged_at: int | None = None
     """The step of `logged`, or None before the first batch."""
-    unchanged: str = ""
+    compared_algorithm: str = ""
     """The section `algorithm` of the configuration, as text, when it was last compared with the settings."""
     warned: set[str] = field(default_factory=set)
     """Keys of the warnings that were already logged."""
@@ -66,7 +66,7 @@ class Run:
     """The number of consecutive batches, up to the last one, in which every advantage was 0."""
     dumps: Any = None
     """The `advantages.dump.DumpFolder` of this start or resume, or None before its first dump."""
-    workers_ready: bool = False
+    workers_prepared: bool = False
     """Whether the workers are prepared for the faster actor update."""
 
     @cached_property
@@ -77,7 +77,7 @@ class Run:
     @cached_property
     def computes_advantages(self) -> bool:
         """Whether verl_ext computes the advantages."""
-        return is_ours(self.name)
+        return computed_by_verl_ext(self.name)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -132,9 +132,9 @@ class Run:
         config = self.trainer.config
         # Writing the section as text is much faster than reading its entries. Without interpolations it says all.
         text = repr(config.algorithm)
-        if text != self.unchanged or "${" in text:
-            require_unchanged(config, self.name, self.settings, computes=self.chain is not None)
-            self.unchanged = text
+        if text != self.compared_algorithm or "${" in text:
+            require_same_settings(config, self.name, self.settings, computes=self.chain is not None)
+            self.compared_algorithm = text
 
     def require_estimator_called(self) -> None:
         """Raise if the trainer computed the last advantages without the estimator of the run."""
@@ -156,10 +156,10 @@ class Run:
         self.logged_at = self.step
         metrics |= self.logged | metrics
 
-    def add_metrics_again(self, metrics: dict[str, Any]) -> None:
-        """Do the same for a trainer that may ask several times in a step: add the same metrics until the next batch.
+    def add_metrics_of_step(self, metrics: dict[str, Any]) -> None:
+        """Add the metrics of the last batch, and the same metrics again until the next batch.
 
-        Raise if the estimator was not called since the last step.
+        Some trainers ask several times in a step. Raise if the estimator was not called since the last step.
         """
         has_new_batch = self.estimator_called or bool(self.metrics)
         if has_new_batch or self.logged_at != self.step:

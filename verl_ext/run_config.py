@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from verl_ext import rewards
 from verl_ext.conf import PRESET_NAMES
 from verl_ext.errors import ConfigurationError, reading
-from verl_ext.names import is_anothers, is_ours
+from verl_ext.names import computed_by_verl_ext, registered_by_other_package
 from verl_ext.registry import default_section, entries_read, sections
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, COMMON, VERL_NAMES, Settings, entries_set
 
@@ -39,16 +39,16 @@ def entries_in_use(config: Any) -> Iterator[str]:
     - another section of verl_ext below `algorithm`, for example `algorithm.rewards`, can be read and differs from its
       defaults. A section that cannot be read may belong to another package.
     """
-    if is_ours(estimator_name(config)):
+    if computed_by_verl_ext(estimator_name(config)):
         yield ESTIMATOR
     for path in (PRESET_NAMES, "algorithm.verl_ext"):
         if select(config, path):
             yield path
     if select(config, f"{FILTER}.enable") and select(config, f"{FILTER}.metric") in (ANY_REWARD, ACCURACY_BETWEEN):
         yield f"{FILTER}.metric"
-    if own_scorer(config) is not None:
+    if reward_module(config) is not None:
         yield f"{FUNCTION}.path"
-    for name in set_in(config.algorithm):
+    for name in sections_in_use(config.algorithm):
         yield f"algorithm.{name}"
 
 
@@ -57,7 +57,7 @@ def uses_verl_ext(config: Any) -> bool:
     return any(entries_in_use(config))
 
 
-def set_in(config: Any) -> Iterator[str]:
+def sections_in_use(config: Any) -> Iterator[str]:
     """Yield the names of verl_ext's sections in a configuration that are readable and differ from their defaults."""
     for name, kind in sections().items():
         with suppress(ConfigurationError), reading(name, ConfigurationError):
@@ -66,7 +66,7 @@ def set_in(config: Any) -> Iterator[str]:
                 yield name
 
 
-def own_scorer(config: Any) -> str | None:
+def reward_module(config: Any) -> str | None:
     """Return the name of the reward module of verl_ext that a configuration selects, or None."""
     path = str(select(config, f"{FUNCTION}.path"))
     package, _, name = path.removeprefix("pkg://").replace("/", ".").rpartition(".")
@@ -79,7 +79,7 @@ def read_settings(config: Any) -> Settings:
     return Settings.parse(_entries_of(config), loss_agg_mode=str(loss or Settings.loss_agg_mode))
 
 
-def require_unchanged(config: Any, name: str, settings: Settings, *, computes: bool) -> None:
+def require_same_settings(config: Any, name: str, settings: Settings, *, computes: bool) -> None:
     """Raise if the estimator or an entry of `algorithm` has changed since the start of the run.
 
     Without `computes` the run uses an estimator of verl, which reads verl's settings again in every step. In that case
@@ -90,7 +90,7 @@ def require_unchanged(config: Any, name: str, settings: Settings, *, computes: b
     entries_now = entries_set(_entries_of(config))
     differences = list(_differences(name, estimator_name(config), ESTIMATOR))
     for entry in names:
-        if not is_anothers(entry):
+        if not registered_by_other_package(entry):
             differences += _differences(entries_at_start.get(entry), entries_now.get(entry), f"algorithm.{entry}")
     if differences:
         raise ConfigurationError(
@@ -113,7 +113,7 @@ def _entries_of(config: Any) -> dict[str, Any]:
     algorithm = {}
     present = {*config.algorithm}  # OmegaConf is slow at looking up a missing entry
     for name in entries_read():
-        if name in present and not is_anothers(name):  # otherwise another package reads the section
+        if name in present and not registered_by_other_package(name):  # otherwise another package reads the section
             with reading(f"algorithm.{name}", ConfigurationError):
                 algorithm[name] = resolved(config.algorithm.get(name))
     return algorithm

@@ -32,7 +32,7 @@ def made(folder: Path, name: str = "gdpo", step: int = 7, start: int = 0, **more
     algorithm["verl_ext"] = {"dump_dir": str(folder)}
     settings, config = Settings.parse(algorithm), OmegaConf.create({"algorithm": algorithm | {"adv_estimator": name}})
     trainer = SimpleNamespace(global_steps=step, local_trigger_step=0, config=config)
-    return Run(name, settings, build(name, settings), trainer=trainer, start=start)
+    return Run(name, settings, build(name, settings), trainer=trainer, after_step=start)
 
 
 def dumped(run: Run) -> np.ndarray:

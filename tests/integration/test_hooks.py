@@ -15,7 +15,7 @@ from tests.facts import facts
 from verl_ext import hooks
 from verl_ext.errors import IntegrationError
 from verl_ext.trainers.default_trainer import DefaultTrainer
-from verl_ext.trainers.mixin import check_parameters, with_mixin
+from verl_ext.trainers.mixin import require_same_parameters, with_mixin
 from verl_ext.trainers.ray_trainer import RayTrainer
 
 
@@ -54,7 +54,7 @@ class Without:
 @pytest.mark.parametrize(("cls", "named"), [(Renamed, "update"), (Short, "__init__"), (Without, "update")])
 def test_other_parameters_of_verls_class_and_a_method_that_is_gone_are_refused(cls, named):
     with pytest.raises(IntegrationError, match=facts(cls.__name__, named, *hooks.TESTED)):
-        check_parameters(Ours, cls, ("__init__", "update"))
+        require_same_parameters(Ours, cls, ("__init__", "update"))
 
 
 def test_a_module_that_imported_the_name_before_gets_the_new_function(monkeypatch):

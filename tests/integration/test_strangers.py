@@ -24,14 +24,14 @@ from tests.configs import compose
 from tests.facts import a_line_says
 from tests.integration.trainers.ray_runs import OwnFit, per_row
 from verl_ext import hooks
-from verl_ext.advantages.estimator import is_ours
+from verl_ext.advantages.estimator import computed_by_verl_ext
 from verl_ext.checks import start as starts
 from verl_ext.checks.judge import check_run, judge
 from verl_ext.checks.losses import aggregates_itself
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.names import owner
 from verl_ext.registry import INSTALLED, entries_read
-from verl_ext.run_config import select, set_in
+from verl_ext.run_config import sections_in_use, select
 from verl_ext.settings import RewardsSettings
 from verl_ext.trainers.mixin import TrainerMixin, start
 
@@ -98,7 +98,7 @@ def test_the_section_of_his_estimator_is_his(monkeypatch: pytest.MonkeyPatch) ->
 def test_verls_registry_stays_as_it_is_and_only_its_gdpo_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {*INSTALLED} & {*REGISTRY} == {"gdpo"}
     assert REGISTRY["gdpo"].__module__ == core_algos.__name__
-    assert is_ours("gdpo")
+    assert computed_by_verl_ext("gdpo")
     monkeypatch.setitem(REGISTRY, "gdpo", his)
     assert core_algos.get_adv_estimator_fn("gdpo") is his
 
@@ -108,7 +108,7 @@ def test_a_function_that_names_no_module_is_somebodys_too(monkeypatch: pytest.Mo
     exec("def made(**_): ...", made)
     for name in ("maxrl", "gdpo"):
         monkeypatch.setitem(REGISTRY, name, made["made"])
-        assert not is_ours(name)
+        assert not computed_by_verl_ext(name)
 
 
 class Callable:
@@ -141,7 +141,7 @@ def test_a_function_that_wraps_verls_is_somebodys_whatever_its_module_says(
     assert his_gdpo.__module__ == core_algos.__name__
     monkeypatch.setitem(REGISTRY, "gdpo", his_gdpo)
     assert core_algos.get_adv_estimator_fn("gdpo") is his_gdpo
-    assert not is_ours("gdpo")
+    assert not computed_by_verl_ext("gdpo")
     assert owner("gdpo") == (__name__ if kind == "wrapped" else "another package")
     his_section = ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo.his=3")
     assert judge(compose(*his_section, "+algorithm.rewards.log=all")).errors == []
@@ -294,8 +294,8 @@ def test_whatever_a_stranger_writes_and_registers_his_run_is_not_refused(
     with mock.patch.dict(REGISTRY, dict.fromkeys(registered, his)):
         known = {*REGISTRY, *INSTALLED}
         moved = name not in known and any(sorted(name) == sorted(ours) for ours in INSTALLED)
-        of_ours = [*set_in(config.algorithm), *filter(None, [select(config, "algorithm.verl_ext")])]
-        if is_ours(name) or moved or of_ours:
+        of_ours = [*sections_in_use(config.algorithm), *filter(None, [select(config, "algorithm.verl_ext")])]
+        if computed_by_verl_ext(name) or moved or of_ours:
             return
         run = check_run(config)
         assert run is not None

@@ -46,7 +46,7 @@ def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None, ti
     sections = {"rewards": {"keys": ["right", "form"]}, "verl_ext": {"dump_dir": str(folder)}} | (algorithm or {})
     settings = Settings.parse(sections)
     trainer = SimpleNamespace(global_steps=0, local_trigger_step=0)
-    run = Run(name, settings, build(name, settings), trainer=trainer, start=start)
+    run = Run(name, settings, build(name, settings), trainer=trainer, after_step=start)
     clock = SimpleNamespace(time=iter(map(float, times)).__next__)
     dumped = []
     for step in range(1, max(steps) + 1):

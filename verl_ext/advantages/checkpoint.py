@@ -212,7 +212,7 @@ def load(run: Run) -> None:
     config = run.trainer.config.trainer
     if config.resume_mode == "disable" or run.step <= 0:
         return
-    run.start = run.step
+    run.after_step = run.step
     folder = Path(config.resume_from_path) if config.resume_mode == "resume_path" else _folder(run)
     path = folder / FILE
     stateful_chain = run.chain if run.chain is not None and run.chain.stateful else None

@@ -81,6 +81,7 @@ def write(run: Run, batch: Batch, advantages: Array, *, total: Array | None = No
         "estimator": run.name,
         "algorithm": dict(settings.given),
         "loss_agg_mode": settings.loss_agg_mode,
+        "total_is_weighted_sum": total is None,
     }
     columns = {
         "step": np.full(len(advantages), run.step),
@@ -93,7 +94,7 @@ def write(run: Run, batch: Batch, advantages: Array, *, total: Array | None = No
         columns["total"] = total
     try:
         if run.dumps is None:
-            run.dumps = DumpFolder.make(Path(dump_dir), run.start)
+            run.dumps = DumpFolder.make(Path(dump_dir), run.after_step)
         run.dumps.save(run.step, run.update, columns, settings_of_run)
     except Exception as error:  # noqa: BLE001 - pyarrow raises its own; no failure of a dump may end a run
         run.warn_once(

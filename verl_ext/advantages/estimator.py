@@ -26,7 +26,7 @@ from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array, Index
 from verl_ext.core.row_index import float_mask, scores
 from verl_ext.errors import IntegrationError
-from verl_ext.names import is_ours
+from verl_ext.names import computed_by_verl_ext
 from verl_ext.run import Run
 
 CURRENT: ContextVar[tuple[Run, Table] | None] = ContextVar("verl_ext_current", default=None)
@@ -40,9 +40,9 @@ def install(core_algos: ModuleType) -> None:
 
 
 def wrap_lookup(original: Callable[..., Any], name_or_enum: Any) -> Any:
-    """`get_adv_estimator_fn(name_or_enum)`: return our function for an estimator of verl_ext."""
+    """`get_adv_estimator_fn(name_or_enum)`: return verl_ext's function for an estimator of verl_ext."""
     name = str(getattr(name_or_enum, "value", name_or_enum))
-    return partial(compute, name) if is_ours(name) else original(name_or_enum)
+    return partial(compute, name) if computed_by_verl_ext(name) else original(name_or_enum)
 
 
 @contextmanager
@@ -75,19 +75,19 @@ def compute(
     run.estimator_called = True
     mask = float_mask(response_mask, token_level_rewards.dtype)
     tokens = table.tokens(mask)  # [M]
-    trajectories = table.trajectory_of_row  # [M]
+    trajectories = table.trajectory_of_batch_row  # [M]
     is_rejected = np.bincount(trajectories, tokens) == 0  # [N] rollout correction empties the mask of a response
-    included: Index | slice = ALL  # trajectories
-    kept: Index | slice = ALL  # rows of `Batch`
+    included_trajectories: Index | slice = ALL  # trajectories
+    included_rows: Index | slice = ALL  # rows of `Batch`
     if run.settings.rewards.rejected == "exclude" and is_rejected.any():
-        included = np.flatnonzero(~is_rejected)
-        kept = np.flatnonzero(~is_rejected[trajectories])
+        included_trajectories = np.flatnonzero(~is_rejected)
+        included_rows = np.flatnonzero(~is_rejected[trajectories])
     advantages = np.zeros(len(trajectories))
-    if len(advantages[kept]):
+    if len(advantages[included_rows]):
         total = table.rows.gather(scores(token_level_rewards, mask))  # [N]
-        batch = _batch(run, chain, table, total, tokens, kept)
-        advantages[kept] = _run_chain(run, chain, batch)
-        log_rewards(run, table, batch, included)
+        batch = _batch(run, chain, table, total, tokens, included_rows)
+        advantages[included_rows] = _run_chain(run, chain, batch)
+        log_rewards(run, table, batch, included_trajectories)
     if len(is_rejected):
         run.metrics["advantage/rejected_responses"] = float(np.count_nonzero(is_rejected))
     result = table.scatter(advantages, mask)
@@ -109,7 +109,7 @@ def _current(name: str) -> tuple[Run, Chain, Table]:
     )
 
 
-def _batch(run: Run, chain: Chain, table: Table, total: Array, tokens: Array, kept: Index | slice) -> Batch:
+def _batch(run: Run, chain: Chain, table: Table, total: Array, tokens: Array, included_rows: Index | slice) -> Batch:
     """Return the batch of the run's rewards. `total` `[N]` is the score with the KL term, if there is one."""
     kl_reward = None
     if run.settings.kl_in_reward:
@@ -119,7 +119,7 @@ def _batch(run: Run, chain: Chain, table: Table, total: Array, tokens: Array, ke
     accuracy = _accuracy(run, table) if chain.needs_accuracy else None
     return table.batch(
         run.settings.rewards.keys,
-        kept,
+        included_rows,
         tokens=tokens,
         accuracy=accuracy,
         kl_reward=kl_reward,

@@ -74,7 +74,7 @@ def log_rewards(run: Run, table: Table, batch: Batch | None = None, included: In
 def _log_entries_per_turn(run: Run, table: Table) -> None:
     """Count the entries per turn that are missing or have no turn, and warn if a reward has no entry at all."""
     for key, entries in table.entries.items():
-        turns = np.bincount(table.trajectory_of_row)  # [N]
+        turns = np.bincount(table.trajectory_of_batch_row)  # [N]
         missing_entries = (turns - entries).clip(0)
         truncated_entries = (entries - turns).clip(0)
         name = metric_name(key)
@@ -93,7 +93,7 @@ def _log_other_rewards(run: Run, table: Table, logged: tuple[str, ...], included
     results = table.results or {}
     per_response = table.per_response()
     if SCORE in results and SCORE not in logged:
-        run.metrics |= reward_metrics(per_response.batch(None, included, strict=False))
+        run.metrics |= reward_metrics(per_response.batch(None, included, for_estimator=False))
     names = []
     for name, values in results.items():
         if name in (*logged, SCORE):
@@ -105,7 +105,7 @@ def _log_other_rewards(run: Run, table: Table, logged: tuple[str, ...], included
             text = f"The component {name!r} of the reward function has no metrics, because it is not always a number."
             run.warn_once(f"no curve: {name}", text)
     if names:
-        run.metrics |= reward_metrics(per_response.batch(names, included, strict=False))
+        run.metrics |= reward_metrics(per_response.batch(names, included, for_estimator=False))
 
 
 def log_estimator_of_verl(
@@ -114,7 +114,7 @@ def log_estimator_of_verl(
     """Log the rewards of a run whose advantages verl has computed, and dump them with verl's advantages.
 
     `tensors` returns `advantages`, `response_mask` and `token_level_scores`, each `[B, L]`. It is called only for a
-    dump, and None if verl has drawn other rows for the update.
+    dump, and None if verl has resampled the rows for the update.
     """
     keys = run.settings.rewards.keys
     if not len(table.labels):
@@ -122,7 +122,7 @@ def log_estimator_of_verl(
     if keys is None:
         log_rewards(run, table)
         return
-    batch = table.batch(keys, strict=False)
+    batch = table.batch(keys, for_estimator=False)
     log_rewards(run, table, batch)
     has_contributions = run.name == "grpo" and run.log != "none" and not run.settings.kl_in_reward
     if table.score is not None and has_contributions:

@@ -73,6 +73,9 @@ class Request:
 class Table:
     """The rewards of a batch, one value per trajectory, however a trainer stores them.
 
+    In the shapes below, `N` is the number of trajectories, and `M` the number of rows of the core's `Batch`. Such a row
+    is a whole response or, with rewards per turn, one turn of a response.
+
     A reward that the configuration names comes from the first of these that has its name:
 
     1. `token_scores`, the sums of the batch fields `token_level_scores_<key>`, which a process reward model writes;
@@ -106,11 +109,8 @@ class Table:
     entries: dict[str, Index] = field(default_factory=dict)
     """`[N]` the number of entries of each reward per turn that was read."""
 
-    # Layout: a row of `Batch` is a whole response or, with rewards per turn, one turn of a response. `M` is the number
-    # of these rows, `N` the number of trajectories.
-
     @property
-    def trajectory_of_row(self) -> Index:
+    def trajectory_of_batch_row(self) -> Index:
         """`[M]` the trajectory of each row of `Batch`."""
         if self.spans is None:
             return np.arange(len(self.labels))
@@ -136,9 +136,9 @@ class Table:
     def batch(
         self,
         keys: Sequence[str] | None,
-        kept: Index | slice = ALL,
+        included_rows: Index | slice = ALL,
         *,
-        strict: bool = True,
+        for_estimator: bool = True,
         tokens: Array | None = None,
         accuracy: Array | None = None,
         kl_reward: Array | None = None,
@@ -146,19 +146,19 @@ class Table:
     ) -> Batch:
         """Return the core's `Batch` of some rewards. None as `keys` stands for the trainer's score.
 
-        `kept` selects `M'` of the `M` rows of `Batch`. `tokens` is `[M]`, `accuracy` and `kl_reward` are `[N]`. An
-        estimator gets a strict batch: conditions are applied, and a missing reward is an error. If the batch is not
-        strict, a missing reward is NaN.
+        `included_rows` selects `M'` of the `M` rows. `tokens` is `[M]`, `accuracy` and `kl_reward` are `[N]`. For an
+        estimator, conditions are applied, and a missing reward is an error. Otherwise the batch is for metrics, and a
+        missing reward is NaN.
         """
-        trajectories = self.trajectory_of_row[kept]  # [M']
+        trajectories = self.trajectory_of_batch_row[included_rows]  # [M']
         arguments: dict[str, Any] = {}
         if keys is None:
-            score = self.trainer_score(strict=strict)
+            score = self.trainer_score(strict=for_estimator)
             arguments["rewards"] = score[trajectories][:, None]
             arguments["keys"] = [SCORE]
         else:
-            arguments |= self._columns(keys, kept, trajectories, strict=strict)
-            if strict and self.settings.conditions:
+            arguments |= self._columns(keys, included_rows, trajectories, for_estimator=for_estimator)
+            if for_estimator and self.settings.conditions:
                 conditions = self.settings.conditions
                 arguments["conditions"] = {key: conditions[key] for key in keys if key in conditions}
         if self.spans is None:
@@ -167,22 +167,24 @@ class Table:
             outputs = self.spans.outputs
             arguments["turns"] = self._turns(keys or (), trajectories)
         if tokens is not None:
-            arguments["lengths"] = tokens[kept]
+            arguments["lengths"] = tokens[included_rows]
         if accuracy is not None:
             arguments["accuracy"] = accuracy[trajectories]
         if kl_reward is not None:
             arguments["kl_reward"] = kl_reward[trajectories]
         rubrics = [key for key in keys or () if key in (self.settings.rubrics or ())]
         values_of_field = {name: self._values(name) for name in (*fields, *rubrics)}
-        if self.spans is None and isinstance(kept, slice):  # a row of `Batch` for each trajectory: copy nothing
+        if self.spans is None and isinstance(
+            included_rows, slice
+        ):  # a row of `Batch` for each trajectory: copy nothing
             arguments |= {"labels": self.labels, "prompts": self.groups, "fields": values_of_field}
         else:
             arguments["labels"] = _take(self.labels, trajectories)
             arguments["fields"] = {name: _take(values, trajectories) for name, values in values_of_field.items()}
-        return Batch.of(outputs=outputs[kept], **arguments)
+        return Batch.of(outputs=outputs[included_rows], **arguments)
 
     def _columns(
-        self, keys: Sequence[str], kept: Index | slice, trajectories: Index, *, strict: bool
+        self, keys: Sequence[str], included_rows: Index | slice, trajectories: Index, *, for_estimator: bool
     ) -> dict[str, Any]:
         """Return the rewards as arguments of `Batch.of`, with a column for each reward or criterion."""
         rewards: list[Array | Criteria] = []
@@ -191,9 +193,9 @@ class Table:
             if key in rubrics:
                 rewards.append(self._criteria(key)[trajectories])
             elif key in (self.settings.per_turn or ()):
-                rewards.append(self.rewards_per_turn(key)[kept])
+                rewards.append(self.rewards_per_turn(key)[included_rows])
             else:
-                rewards.append(self.column(key, strict=strict)[trajectories])
+                rewards.append(self.column(key, strict=for_estimator)[trajectories])
         if rubrics:
             return to_columns(keys, rewards)
         columns: list[Any] = rewards
@@ -253,7 +255,7 @@ class Table:
         """Return `[M]` the reward of each turn, 0 for a missing entry. Remember the number of entries."""
         lists = self._values(key, "algorithm.rewards.per_turn names")
         truncated = np.zeros(len(self.labels), dtype=bool) if self.truncated is None else self.truncated
-        turns = np.bincount(self.trajectory_of_row)
+        turns = np.bincount(self.trajectory_of_batch_row)
         is_text = key in (self.results or ())  # verl passes lists of the reward function as text
         rewards, self.entries[key] = pad_entries(key, self.labels, lists, turns, truncated, text=is_text)
         return rewards

@@ -7,7 +7,7 @@ from verl_ext.core.post_sum import Balance
 from verl_ext.errors import Finding
 from verl_ext.methods.dgpo import balance_for
 from verl_ext.methods.drgrpo import DrgrpoSettings
-from verl_ext.names import is_verls
+from verl_ext.names import is_verl_function
 from verl_ext.run import Run
 from verl_ext.run_config import ACTOR
 
@@ -70,7 +70,7 @@ def aggregates_itself(loss: Any) -> bool | None:
     from verl.trainer.ppo import core_algos
 
     function = core_algos.POLICY_LOSS_REGISTRY.get(loss) if isinstance(loss, str) else None
-    if not is_verls(function) or loss == "vanilla":
+    if not is_verl_function(function) or loss == "vanilla":
         return False
     known = SELF_AGGREGATING.get(verl.__version__)
     return None if known is None else loss in known

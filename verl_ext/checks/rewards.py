@@ -24,7 +24,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, Finding, listed, nearest, reading
 from verl_ext.rewards.options import parse_options
 from verl_ext.run import Run
-from verl_ext.run_config import FILTER, FUNCTION, own_scorer, resolved, select
+from verl_ext.run_config import FILTER, FUNCTION, resolved, reward_module, select
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
 
 REWARD_MODEL = "reward.reward_model"
@@ -47,7 +47,7 @@ READS = re.compile(rf"migrate_legacy_reward_impl|config(\.|\.get\(.|\[.)({'|'.jo
 
 def scorer(config: Any) -> Any:
     """Return the options of the configured reward function if it is one of verl_ext, else None."""
-    name = own_scorer(config)
+    name = reward_module(config)
     if name is None:
         return None
     modules = [module.name for module in pkgutil.iter_modules(rewards.__path__)]

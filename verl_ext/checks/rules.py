@@ -28,7 +28,7 @@ from verl_ext.checks.rewards import (
 from verl_ext.conf import PRESETS
 from verl_ext.errors import Finding, listed, nearest
 from verl_ext.methods.drgrpo import DrgrpoSettings
-from verl_ext.names import is_verls, registered
+from verl_ext.names import is_verl_function, registered
 from verl_ext.registry import (
     ENTRY_POINT_GROUP,
     ENTRY_POINTS,
@@ -39,7 +39,7 @@ from verl_ext.registry import (
     misspelled_settings,
 )
 from verl_ext.run import Run
-from verl_ext.run_config import ACTOR, FILTER, FUNCTION, set_in
+from verl_ext.run_config import ACTOR, FILTER, FUNCTION, sections_in_use
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
 Rule = Callable[[Run], Iterator[Finding]]
@@ -128,7 +128,7 @@ def unread(run: Run) -> Iterator[Finding]:
     from verl.trainer.config import AlgoConfig
 
     yield from misspelled_settings(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)})
-    for key in set_in(run.config):
+    for key in sections_in_use(run.config):
         yield Finding(
             "error",
             f"The section {key} is at the top level of the configuration, where neither verl nor verl_ext reads it.",
@@ -295,7 +295,7 @@ def single_response(run: Run) -> Iterator[Finding]:
             "would be 0.",
             f"Set {n}=8, for example.",
         )
-    elif run.name in ALONE and is_verls(registered().get(run.name)) and not run.select("distillation.enabled"):
+    elif run.name in ALONE and is_verl_function(registered().get(run.name)) and not run.select("distillation.enabled"):
         yield Finding("warning", f"With {n}=1 and verl's {run.name}, {ALONE[run.name]}.", f"Set {n}=8, for example.")
 
 

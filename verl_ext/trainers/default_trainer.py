@@ -22,7 +22,7 @@ from verl_ext.core.row_index import dense, uids_of
 from verl_ext.errors import IntegrationError
 from verl_ext.run import Run
 from verl_ext.run_config import has_algorithm, uses_verl_ext
-from verl_ext.trainers.mixin import METHODS, TrainerMixin, check_parameters, with_mixin
+from verl_ext.trainers.mixin import METHODS, TrainerMixin, require_same_parameters, with_mixin
 
 logger = logging.getLogger("verl_ext")
 
@@ -32,7 +32,7 @@ MISSING = "advantage/missing_responses"
 
 def install(trainer_base: ModuleType) -> None:
     """Wrap the function with which verl selects its own trainers and those of other packages."""
-    check_parameters(DefaultTrainer, hooks.member(trainer_base, "PPOTrainer"), (*METHODS, "_compute_advantage"))
+    require_same_parameters(DefaultTrainer, hooks.member(trainer_base, "PPOTrainer"), (*METHODS, "_compute_advantage"))
     hooks.wrap(trainer_base, "get_trainer_cls", wrap_get_trainer_cls)
 
 
@@ -71,18 +71,21 @@ class DefaultTrainer(TrainerMixin):
             group_filter.replace_filter(self, self._verl_ext)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Compute with the rewards of the batch, and log the metrics of verl_ext."""
-        verl: Any = super()
+        """Compute with the rewards of the batch, and log the metrics of verl_ext.
+
+        `batch` names the rows of the queue: it has their keys and tags, and the partition that holds them.
+        """
+        parent: Any = super()
         run = self._verl_ext
         if run is None:
-            return verl._compute_advantage(batch, metrics)
+            return parent._compute_advantage(batch, metrics)
         with naming_prompts(functools.partial(_fields_of_prompt, batch)):
             table = queue.read_table(batch.keys, batch.partition_id, Request.of(run), tags=batch.tags)
             missing = missing_responses(self, len(table.labels))
             if run.settings.rewards.token_scores:
                 _write_token_scores(batch, table, run)
             with computing(run, table):
-                result = verl._compute_advantage(batch, metrics)
+                result = parent._compute_advantage(batch, metrics)
             if run.chain is None:
                 log_estimator_of_verl(run, table, functools.partial(_tensors, batch))
         run.metrics[MISSING] = missing

@@ -21,58 +21,58 @@ METHODS = ("__init__", "_save_checkpoint", "_load_checkpoint")
 class TrainerMixin:
     """The methods of verl's trainers to which verl_ext adds something.
 
-    In a run that uses nothing of verl_ext, each method does what verl's method does. Its `_save_checkpoint` also
-    removes the state of an earlier run that it overwrites.
+    In a run that uses nothing of verl_ext, each method only calls the method of verl, with one exception:
+    `_save_checkpoint` also removes the state of an earlier run, if it overwrites the checkpoint of that run.
     """
 
     _verl_ext: Run | None = None
     """The run, or None if it uses nothing of verl_ext."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        verl: Any = super()
+        parent: Any = super()
         self._verl_ext = start(self, config)
-        verl.__init__(config, *args, **kwargs)
+        parent.__init__(config, *args, **kwargs)
 
     def _save_checkpoint(self) -> Any:
         """Save the state of the estimator first, so that a checkpoint that verl has completed always has it."""
-        verl: Any = super()
+        parent: Any = super()
         if self._verl_ext is None or self._verl_ext.chain is None:
             checkpoint.remove_earlier_state(self)
         else:
             checkpoint.save_state(self._verl_ext)
-        return verl._save_checkpoint()
+        return parent._save_checkpoint()
 
     def _load_checkpoint(self) -> Any:
         """Load the state of the estimator once verl knows the step from which it resumes."""
-        verl: Any = super()
+        parent: Any = super()
         if self._verl_ext is None:
-            return verl._load_checkpoint()
+            return parent._load_checkpoint()
         checkpoint.require_complete(self._verl_ext)
-        result = verl._load_checkpoint()
+        result = parent._load_checkpoint()
         checkpoint.load(self._verl_ext)
         return result
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Order the rows so that the rows of a prompt come together, if the update computes each prompt once."""
-        verl: Any = super()
-        balanced = verl._balance_batch(batch, metrics, *args, **kwargs)  # RayPPOTrainer's method returns nothing
+        parent: Any = super()
+        balanced = parent._balance_batch(batch, metrics, *args, **kwargs)  # RayPPOTrainer's method returns nothing
         update.order_rows(self._verl_ext, batch if balanced is None else balanced, metrics)
         return balanced
 
     def _compute_old_log_prob(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        verl: Any = super()
+        parent: Any = super()
         with update.marked(self._verl_ext, batch):
-            return verl._compute_old_log_prob(batch, *args, **kwargs)
+            return parent._compute_old_log_prob(batch, *args, **kwargs)
 
     def _compute_ref_log_prob(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        verl: Any = super()
+        parent: Any = super()
         with update.marked(self._verl_ext, batch):
-            return verl._compute_ref_log_prob(batch, *args, **kwargs)
+            return parent._compute_ref_log_prob(batch, *args, **kwargs)
 
     def _update_actor(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        verl: Any = super()
+        parent: Any = super()
         with update.marked(self._verl_ext, batch):
-            return verl._update_actor(batch, *args, **kwargs)
+            return parent._update_actor(batch, *args, **kwargs)
 
 
 def start(trainer: TrainerMixin, config: Any) -> Run | None:
@@ -92,13 +92,13 @@ def start(trainer: TrainerMixin, config: Any) -> Run | None:
     if update.marks(run):
         update.require_engine()
         for verl_trainer in _trainers_of_verl(type(trainer)):
-            check_parameters(TrainerMixin, verl_trainer, update.PASSES)
+            require_same_parameters(TrainerMixin, verl_trainer, update.PASSES)
         hooks.require_passed_on(type(trainer), TrainerMixin, update.PASSES)
     dump.make_dump_dir(run)  # raise now, not at the first step
     return run
 
 
-def check_parameters(mixin: type, verl_trainer: type, names: Iterable[str]) -> None:
+def require_same_parameters(mixin: type, verl_trainer: type, names: Iterable[str]) -> None:
     """Raise unless the class of verl has these methods of the mixin, with the same parameters."""
     for name in names:
         parameters = inspect.signature(getattr(mixin, name)).parameters.values()

@@ -1,6 +1,6 @@
 """verl's `RayPPOTrainer` (`trainer.use_v1=False`).
 
-There `compute_advantage(data, ...)` has the rewards in `data.non_tensor_batch`, but verl passes them to `gdpo` only.
+verl's `compute_advantage(data, ...)` has the rewards in `data.non_tensor_batch`, but verl passes them to `gdpo` only.
 The metrics of a step are a local variable of `fit`, which calls `compute_data_metrics` in every step.
 """
 
@@ -17,7 +17,7 @@ from verl_ext.advantages.log import log_estimator_of_verl
 from verl_ext.advantages.prompts import FIELDS, naming_prompts
 from verl_ext.advantages.table import Request, Table
 from verl_ext.run import Run
-from verl_ext.trainers.mixin import METHODS, TrainerMixin, check_parameters, with_mixin
+from verl_ext.trainers.mixin import METHODS, TrainerMixin, require_same_parameters, with_mixin
 
 RUNS: WeakSet[Run] = WeakSet()
 """The runs of this process's trainers."""
@@ -26,7 +26,7 @@ RUNS: WeakSet[Run] = WeakSet()
 def install(ray_trainer: ModuleType) -> None:
     """Wrap the module's functions, and replace `RayPPOTrainer`, so that subclasses of other packages have the mixin."""
     verl_trainer = hooks.member(ray_trainer, "RayPPOTrainer")
-    check_parameters(RayTrainer, verl_trainer, METHODS)
+    require_same_parameters(RayTrainer, verl_trainer, METHODS)
     hooks.replace(ray_trainer, "RayPPOTrainer", with_mixin(RayTrainer, verl_trainer))
     hooks.wrap(ray_trainer, "compute_advantage", wrap_compute_advantage)
     hooks.wrap(ray_trainer, "compute_data_metrics", wrap_compute_data_metrics)
@@ -36,7 +36,7 @@ class RayTrainer(TrainerMixin):
     """What verl_ext adds to `RayPPOTrainer`."""
 
     local_trigger_step = 0
-    """The update within a step, of which this trainer makes one."""
+    """The number of the update within its step. It is always 0, because this trainer makes one update per step."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -49,8 +49,8 @@ def run_of_caller(*arguments: Any) -> Run | None:
 
     verl's functions get no trainer, so this function walks over the stack of callers to the first method of a trainer.
     If the stack has no trainer, for example in another thread, the run is the one whose section `algorithm` is among
-    the arguments. That section alone cannot name the run. Some trainers pass a copy of the section or none, and a
-    trainer whose configuration was not checked would be taken for a checked trainer with an equal section.
+    the arguments. The section alone cannot name the run, because some trainers pass a copy of their section, or none.
+    A trainer that computes its advantages without a method of verl's trainer would then no longer be rejected.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -106,5 +106,5 @@ def wrap_compute_data_metrics(original: Callable[..., Any], batch: Any, *args: A
     metrics = original(batch, *args, **kwargs)
     run = run_of_caller()
     if run is not None:
-        run.add_metrics_again(metrics)
+        run.add_metrics_of_step(metrics)
     return metrics

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from verl_ext.errors import IntegrationError
+from verl_ext.hooks import member
 
 if TYPE_CHECKING:
     from verl_ext.run import Run
@@ -41,7 +42,7 @@ def marks(run: Run | None) -> list[str]:
 
 def require_engine() -> None:
     """Raise unless the engine of the installed verl can read the marks."""
-    problem = make_ready()
+    problem = install_engine()
     if problem:
         raise IntegrationError(f"The actor update of this verl cannot be made faster ({problem}). {SET_BOTH_FALSE}")
 
@@ -61,9 +62,9 @@ def marked(run: Run | None, batch: Any) -> Iterator[None]:
     if run is None or not marks_of_run:
         yield
         return
-    if not run.workers_ready:
-        make_workers_ready(run.trainer)
-        run.workers_ready = True
+    if not run.workers_prepared:
+        install_engine_on_workers(run.trainer)
+        run.workers_prepared = True
     entries = batch.extra_info if hasattr(batch, "extra_info") else batch.meta_info
     entries.update(dict.fromkeys(marks_of_run, True))
     try:
@@ -73,13 +74,13 @@ def marked(run: Run | None, batch: Any) -> Iterator[None]:
             entries.pop(mark, None)
 
 
-def make_workers_ready(trainer: Any) -> None:
+def install_engine_on_workers(trainer: Any) -> None:
     """Prepare the engine of each worker. Raise if one fails, because the others would wait for it forever."""
-    for name in ("actor_rollout_wg", "ref_policy_wg"):
-        group = getattr(trainer, name, None)
-        if group is None:
-            continue
-        problems = group.execute_all_sync("execute_func_rank_zero", make_ready)
+    groups = {"actor_rollout_wg": member(trainer, "actor_rollout_wg")}
+    if getattr(trainer, "ref_policy_wg", None) is not None:
+        groups["ref_policy_wg"] = trainer.ref_policy_wg
+    for name, group in groups.items():
+        problems = group.execute_all_sync("execute_func_rank_zero", install_engine)  # on every rank
         problem_of_rank = {rank: problem for rank, problem in enumerate(problems) if problem}
         if problem_of_rank:
             distinct_problems = ", ".join(set(problem_of_rank.values()))
@@ -89,7 +90,7 @@ def make_workers_ready(trainer: Any) -> None:
             )
 
 
-def make_ready() -> str:
+def install_engine() -> str:
     """Make verl's engine of this process read the marks; return the problem, or an empty string."""
     try:
         from verl_ext.update import engine

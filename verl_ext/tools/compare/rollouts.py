@@ -33,6 +33,8 @@ class About:
     algorithm: Mapping[str, Any]
     """The section `algorithm` of the run, as plain data."""
     loss_agg_mode: str
+    total_is_weighted_sum: bool
+    """Whether the column `total` is the weighted sum of the rewards. If not, an estimator of verl used the score."""
     after_step: int
     """The step after which the start or resume that wrote the dump begins."""
     started_at: float
@@ -148,3 +150,19 @@ class Rollouts:
     def row(self) -> str:
         """What a row of the table is, in the plural."""
         return "turns" if self.turns.any() else "trajectories"
+
+
+def lengths_of(frame: pd.DataFrame) -> tuple[Array, str]:
+    """Return the length of each row, and what it counts."""
+    if TOKENS in frame and frame[TOKENS].notna().all():
+        return frame[TOKENS].to_numpy(float), TOKENS
+    return np.ones(len(frame)), RESPONSES
+
+
+def require_values(path: Path, what: str, is_missing: pd.Series[bool]) -> None:
+    """Raise if a row lacks a value. `what` names the value."""
+    if is_missing.any():
+        raise DataError(
+            f"{is_missing.sum():,} of {len(is_missing):,} rows of {path} have no {what}. Add the missing values, or "
+            "remove these rows."
+        )
