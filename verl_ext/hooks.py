@@ -33,9 +33,9 @@ MARK = "__verl_ext__"
 TRAINERS = {True: "verl.trainer.ppo.v1.trainer_base", False: "verl.trainer.ppo.ray_trainer"}
 """The module of the trainer that verl's entry point starts, by `trainer.use_v1`."""
 RULES: dict[str, bool] = {}
-"""Rules that subpackages and other plugins add: `module:function` of a `Run`, and whether every run is checked.
+"""Rules that subpackages and other plugins add: maps `module:function` of a `Run` to whether it applies to every run.
 
-Otherwise the rule is for runs that use verl_ext, and for `check`."""
+If False, the rule applies to runs that use verl_ext and to `check`."""
 
 
 class _AfterImport(MetaPathFinder):

@@ -90,7 +90,7 @@ class Run:
         return [finding for finding in self.findings if finding.severity == "error"]
 
     @property
-    def filter(self) -> str | None:
+    def filter_metric(self) -> str | None:
         """The metric by which verl filters groups, or None if verl does not filter."""
         return self.select(f"{FILTER}.metric") if self.select(f"{FILTER}.enable") else None
 
@@ -100,7 +100,7 @@ class Run:
         return bool(self.select("trainer.val_only") and self.select("trainer.val_before_train"))
 
     @property
-    def log(self) -> str:
+    def logged_rewards(self) -> str:
         """Which rewards have metrics: `all`, `keys` or `none`."""
         default = "keys" if self.chain is None else "all"
         return self.settings.rewards.log or default

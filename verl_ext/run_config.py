@@ -57,11 +57,11 @@ def uses_verl_ext(config: Any) -> bool:
     return any(entries_in_use(config))
 
 
-def sections_in_use(config: Any) -> Iterator[str]:
-    """Yield the names of verl_ext's sections in a configuration that are readable and differ from their defaults."""
+def sections_in_use(algorithm: Any) -> Iterator[str]:
+    """Yield the names of verl_ext's sections below `algorithm` that are readable and differ from their defaults."""
     for name, kind in sections().items():
         with suppress(ConfigurationError), reading(name, ConfigurationError):
-            section = Settings.parse({name: resolved(config.get(name))}).of(name, kind)
+            section = Settings.parse({name: resolved(algorithm.get(name))}).of(name, kind)
             if section != default_section(kind):
                 yield name
 

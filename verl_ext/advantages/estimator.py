@@ -65,19 +65,19 @@ def compute(
     `token_level_rewards` `[B, L]` is the trainer's score with the KL term, if there is one.
     """
     run, chain, table = _current(name)
-    rows_of_batch = len(table.rows.trajectory_of_row)
-    if len(response_mask) != rows_of_batch:
+    rows_of_verl = len(table.rows.trajectory_of_row)
+    if len(response_mask) != rows_of_verl:
         raise IntegrationError(
-            f"The estimator {name!r} was called with {len(response_mask)} of the {rows_of_batch} rows of a batch. Pass "
+            f"The estimator {name!r} was called with {len(response_mask)} of the {rows_of_verl} rows of a batch. Pass "
             "all rows in the trainer, because advantages depend on the whole batch."
         )
     run.computed_at = run.step
     run.estimator_called = True
-    mask = float_mask(response_mask, token_level_rewards.dtype)
+    mask = float_mask(response_mask, token_level_rewards.dtype)  # new memory, over which the result is written
     tokens = table.tokens(mask)  # [M]
     trajectories = table.trajectory_of_batch_row  # [M]
     is_rejected = np.bincount(trajectories, tokens) == 0  # [N] rollout correction empties the mask of a response
-    included_trajectories: Index | slice = ALL  # trajectories
+    included_trajectories: Index | slice = ALL
     included_rows: Index | slice = ALL  # rows of `Batch`
     if run.settings.rewards.rejected == "exclude" and is_rejected.any():
         included_trajectories = np.flatnonzero(~is_rejected)
@@ -85,6 +85,8 @@ def compute(
     advantages = np.zeros(len(trajectories))
     if len(advantages[included_rows]):
         total = table.rows.gather(scores(token_level_rewards, mask))  # [N]
+        if not run.settings.kl_in_reward:
+            table.score = total
         batch = _batch(run, chain, table, total, tokens, included_rows)
         advantages[included_rows] = _run_chain(run, chain, batch)
         log_rewards(run, table, batch, included_trajectories)
@@ -114,8 +116,6 @@ def _batch(run: Run, chain: Chain, table: Table, total: Array, tokens: Array, in
     kl_reward = None
     if run.settings.kl_in_reward:
         kl_reward = total - table.trainer_score()
-    else:
-        table.score = total
     accuracy = _accuracy(run, table) if chain.needs_accuracy else None
     return table.batch(
         run.settings.rewards.keys,

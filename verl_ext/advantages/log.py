@@ -61,13 +61,13 @@ def log_rewards(run: Run, table: Table, batch: Batch | None = None, included: In
     """
     if table.entries:
         _log_entries_per_turn(run, table)
-    if run.log == "none":
+    if run.logged_rewards == "none":
         return
     logged: tuple[str, ...] = ()
     if batch is not None:
         run.metrics |= reward_metrics(batch)
         logged = batch.reward_of_column
-    if run.log == "all":
+    if run.logged_rewards == "all":
         _log_other_rewards(run, table, logged, included)
 
 
@@ -114,7 +114,7 @@ def log_estimator_of_verl(
     """Log the rewards of a run whose advantages verl has computed, and dump them with verl's advantages.
 
     `tensors` returns `advantages`, `response_mask` and `token_level_scores`, each `[B, L]`. It is called only for a
-    dump, and None if verl has resampled the rows for the update.
+    dump. `tensors` is None if verl has resampled the rows for the update.
     """
     keys = run.settings.rewards.keys
     if not len(table.labels):
@@ -124,7 +124,7 @@ def log_estimator_of_verl(
         return
     batch = table.batch(keys, for_estimator=False)
     log_rewards(run, table, batch)
-    has_contributions = run.name == "grpo" and run.log != "none" and not run.settings.kl_in_reward
+    has_contributions = run.name == "grpo" and run.logged_rewards != "none" and not run.settings.kl_in_reward
     if table.score is not None and has_contributions:
         advantages = _grpo(run, batch, table.score)
         rewards = np.nan_to_num(batch.returns)

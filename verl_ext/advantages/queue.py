@@ -57,8 +57,8 @@ def read_table(
         table.score = sums.pop(TRAINER_SCORE, None)
         table.token_scores = {name.removeprefix(TOKEN_FIELD): values for name, values in sums.items()}
 
-    columns = {name: _values_of(fields, name) for name in names if name in present}
     extra_fields = _values_of(fields, EXTRA) if EXTRA in present else []
+    columns = {name: _values_of(fields, name) for name in names if name in present and name != EXTRA}
     table.fields = columns | _from_agent_loop(extra_fields, names)
     table.results = _from_reward_function(extra_fields)
     if request.turns:

@@ -48,7 +48,7 @@ class Request:
         """Return what a run needs of each of its batches."""
         rewards, chain = run.settings.rewards, run.chain
         names = rewards.keys or ()
-        results = run.log == "all"
+        results = run.logged_rewards == "all"
         if chain is None:
             # verl computes the advantages. Only metrics need the score: its curve, and the contributions in grpo.
             logs_contributions = run.name == "grpo" and bool(names)
@@ -174,9 +174,8 @@ class Table:
             arguments["kl_reward"] = kl_reward[trajectories]
         rubrics = [key for key in keys or () if key in (self.settings.rubrics or ())]
         values_of_field = {name: self._values(name) for name in (*fields, *rubrics)}
-        if self.spans is None and isinstance(
-            included_rows, slice
-        ):  # a row of `Batch` for each trajectory: copy nothing
+        is_whole_table = self.spans is None and isinstance(included_rows, slice)
+        if is_whole_table:  # a row for each trajectory, so nothing is copied
             arguments |= {"labels": self.labels, "prompts": self.groups, "fields": values_of_field}
         else:
             arguments["labels"] = _take(self.labels, trajectories)

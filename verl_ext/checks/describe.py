@@ -45,7 +45,7 @@ def describe(run: Run) -> Iterator[str]:
     factor = run.select(f"{ACTOR}.loss_scale_factor")
     loss += [] if factor is None else [f"loss_scale_factor={factor}"]
     yield f"loss       {run.select(f'{ACTOR}.policy_loss.loss_mode')}, {', '.join(loss)}"
-    if run.filter and rewards.accuracy_between:
+    if run.filter_metric and rewards.accuracy_between:
         yield "filter     groups whose mean accuracy is outside {:g} to {:g} are dropped".format(
             *rewards.accuracy_between
         )

@@ -218,13 +218,13 @@ def lists_of_rewards(run: Run) -> Iterator[Finding]:
             f"The accuracy must be one number per response, but the reward {key!r} is in {where}.",
             "Set ++algorithm.rewards.accuracy_key=NAME, where NAME is a reward with one number per response.",
         )
-    if run.filter in names:
+    if run.filter_metric in names:
         yield Finding(
             "error",
-            f"{FILTER}.metric={run.filter} must be one number per response, but it is in {where}.",
+            f"{FILTER}.metric={run.filter_metric} must be one number per response, but it is in {where}.",
             filter_by_accuracy(run),
         )
-    if run.filter == ANY_REWARD:
+    if run.filter_metric == ANY_REWARD:
         yield Finding("error", f"{FILTER}.metric={ANY_REWARD} does not support {where}.", filter_by_accuracy(run))
     for step in takewhile(lambda step: not step.sums, run.chain.steps if run.chain and rewards.rubrics else ()):
         if step.not_with_rubrics:

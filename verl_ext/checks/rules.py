@@ -197,7 +197,7 @@ def unread_by_manager(run: Run, found: list[str]) -> Iterator[Finding]:
 
 def filter_of_groups(run: Run) -> Iterator[Finding]:
     """Check verl's filter of groups: the metrics of verl_ext, and an estimator that the metric does not fit."""
-    metric, rewards = run.filter, run.settings.rewards
+    metric, rewards = run.filter_metric, run.settings.rewards
     where, default_trainer = f"{FILTER}.metric={metric}", run.select("trainer.use_v1") is not False
     key = "++algorithm.rewards.accuracy_key=NAME, where NAME is the reward that is the accuracy"
     bounds = f"algorithm.rewards.{ACCURACY_BETWEEN}"

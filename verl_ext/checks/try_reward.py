@@ -126,7 +126,7 @@ def _notes_on_names(run: Run, columns: Mapping[str, Any], *, given: bool) -> Ite
                 f"algorithm.rewards.keys: the rewards {one} and {other} are equal for all responses that were tried.",
                 fix if given else f"Add --responses with responses in which they differ. {fix}",
             )
-    if columns and (metric := run.filter) not in (None, *NO_REWARDS, *columns):
+    if columns and (metric := run.filter_metric) not in (None, *NO_REWARDS, *columns):
         yield Finding(
             "note",
             f"{FILTER}.metric={metric} is not among the values that the reward function returns.",

@@ -92,8 +92,8 @@ def start(trainer: TrainerMixin, config: Any) -> Run | None:
     if update.marks(run):
         update.require_engine()
         for verl_trainer in _trainers_of_verl(type(trainer)):
-            require_same_parameters(TrainerMixin, verl_trainer, update.PASSES)
-        hooks.require_passed_on(type(trainer), TrainerMixin, update.PASSES)
+            require_same_parameters(TrainerMixin, verl_trainer, update.METHODS)
+        hooks.require_passed_on(type(trainer), TrainerMixin, update.METHODS)
     dump.make_dump_dir(run)  # raise now, not at the first step
     return run
 

@@ -50,7 +50,8 @@ def run_of_caller(*arguments: Any) -> Run | None:
     verl's functions get no trainer, so this function walks over the stack of callers to the first method of a trainer.
     If the stack has no trainer, for example in another thread, the run is the one whose section `algorithm` is among
     the arguments. The section alone cannot name the run, because some trainers pass a copy of their section, or none.
-    A trainer that computes its advantages without a method of verl's trainer would then no longer be rejected.
+    It would also name the run of a trainer that does not compute its advantages with verl's functions, which must be
+    rejected.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -1,9 +1,10 @@
 """A faster actor update: `skip_zero_advantage` and `share_prompts`.
 
 `skip_zero_advantage` skips responses that contribute no gradient. `share_prompts` computes each prompt once for all its
-responses. The trainer orders the rows and marks the data of a pass. verl's FSDP engine in the workers reads the marks,
-because the workers do not know the section `algorithm`. The trainer prepares the engine before the first pass. If a run
-uses neither setting, its processes load at most this file.
+responses. A pass is one call of the workers, for the old log-probabilities, for those of the reference, or for the
+actor update. The trainer orders the rows and marks the data of each pass. verl's FSDP engine in the workers reads the
+marks, because the workers do not know the section `algorithm`. The trainer prepares the engine before the first pass.
+If a run uses neither setting, its processes load at most this file.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ SET_BOTH_FALSE = (
     "Set algorithm.verl_ext.skip_zero_advantage=False and algorithm.verl_ext.share_prompts=False to train without "
     "these settings."
 )
-PASSES = ("_balance_batch", "_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor")
-"""The methods of a trainer that order rows or start a pass."""
+METHODS = ("_balance_batch", "_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor")
+"""The methods of a trainer that order the rows of a batch, or start a pass."""
 
 
 def marks(run: Run | None) -> list[str]:

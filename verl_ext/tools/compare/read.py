@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from verl_ext.errors import DataError, listed
 from verl_ext.files import METRICS
 from verl_ext.tools.compare.dumps import read_dumps
 from verl_ext.tools.compare.rollouts import Rollouts
 from verl_ext.tools.compare.tables import read_tables
-
-if TYPE_CHECKING:
-    pass
 
 DUMPS = "advantages-*.parquet"
 TABLES = (".parquet", ".jsonl", ".csv")

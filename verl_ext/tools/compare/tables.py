@@ -233,9 +233,6 @@ def _notes_on_rows(empty: int, earlier_outputs: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# Columns of dumps and of tables.
-
-
 def _numbers(column: pd.Series[Any]) -> Array:
     """Return the numbers of a column; everything else is NaN."""
     if column.dtype.kind not in "biuf":
