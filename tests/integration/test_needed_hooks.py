@@ -11,7 +11,7 @@ from tests import fresh
 from tests.facts import a_line_says, says
 from tests.integration.conftest import has_default_trainer
 from verl_ext.errors import IntegrationError
-from verl_ext.hooks import TESTED
+from verl_ext.hooks import TESTED, TRAINERS
 from verl_ext.run import Run
 from verl_ext.trainers.default_trainer import missing_responses
 
@@ -75,6 +75,48 @@ def test_a_run_needs_the_hooks_that_it_uses_and_no_others(case: str) -> None:
     assert all(a_line_says(done.stdout, f"{name} refused", words) for name in refused), done.stdout
     for name in {"DEFAULT"} - refused:
         assert a_line_says(done.stdout, f"{name} started", "whiten"), f"{done.stdout}\n{done.stderr}"
+
+
+CHANGED = """
+from verl_ext.hooks import after_import
+
+def change(module):
+    del module.{cls}._save_checkpoint
+
+after_import({module!r}, change)
+import verl
+import importlib
+from tests.configs import compose
+from verl_ext.errors import IntegrationError
+
+module = importlib.import_module({module!r})
+module.{cls}.__mro__[-2].__init__ = lambda self, config: None
+Trainer = module.get_trainer_cls("sync") if hasattr(module, "get_trainer_cls") else module.RayPPOTrainer
+GRPO = "algorithm.adv_estimator=grpo"
+for name, overrides in (
+    ("GDPO", ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")),
+    ("LOGGED", (GRPO, "+algorithm.rewards.keys=[acc,format]")),
+    ("SHARE", (GRPO, "+algorithm.verl_ext.share_prompts=True")),
+    ("VERLS", (GRPO,)),
+):
+    try:
+        Trainer(compose(*overrides))
+        print(name, "started")
+    except IntegrationError as error:
+        print(name, "refused", str(error).replace(chr(10), " "))
+"""
+
+
+@pytest.mark.parametrize("default", [False, *[True] * has_default_trainer()])
+def test_a_trainer_whose_methods_have_changed_rejects_every_run_that_uses_the_package(default: bool) -> None:
+    """In the trainer's process, whichever main has started it."""
+    module = TRAINERS[default]
+    code = CHANGED.format(module=module, cls="PPOTrainer" if default else "RayPPOTrainer")
+    done = fresh.run(code, environment=dict(os.environ))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    for name in ("GDPO", "LOGGED", "SHARE"):
+        assert a_line_says(done.stdout, f"{name} refused", module, "_save_checkpoint"), f"{done.stdout}\n{done.stderr}"
+    assert a_line_says(done.stdout, "VERLS started"), done.stdout
 
 
 MOVED = """

@@ -22,7 +22,7 @@ from verl_ext.core.row_index import dense, uids_of
 from verl_ext.errors import IntegrationError
 from verl_ext.run import Run
 from verl_ext.run_config import has_algorithm, uses_verl_ext
-from verl_ext.trainers.mixin import METHODS, TrainerMixin, require_same_parameters, with_mixin
+from verl_ext.trainers.mixin import METHODS, TrainerMixin, UnsupportedTrainer, require_same_parameters, with_mixin
 
 logger = logging.getLogger("verl_ext")
 
@@ -32,7 +32,12 @@ MISSING = "advantage/missing_responses"
 
 def install(trainer_base: ModuleType) -> None:
     """Wrap the function with which verl selects its own trainers and those of other packages."""
-    require_same_parameters(DefaultTrainer, hooks.member(trainer_base, "PPOTrainer"), (*METHODS, "_compute_advantage"))
+    verl_trainer = hooks.member(trainer_base, "PPOTrainer")
+    try:
+        require_same_parameters(DefaultTrainer, verl_trainer, (*METHODS, "_compute_advantage"))
+    except IntegrationError:
+        hooks.wrap(trainer_base, "get_trainer_cls", wrap_unsupported)
+        raise
     hooks.wrap(trainer_base, "get_trainer_cls", wrap_get_trainer_cls)
 
 
@@ -60,6 +65,12 @@ def wrap_get_trainer_cls(original: Callable[..., Any], name: str) -> Any:
         return trainer
 
     return make
+
+
+def wrap_unsupported(original: Callable[..., Any], name: str) -> Any:
+    """`get_trainer_cls(name)` of a verl whose trainer has changed: reject runs that use verl_ext."""
+    chosen = original(name)
+    return with_mixin(UnsupportedTrainer, chosen) if isinstance(chosen, type) else chosen
 
 
 class DefaultTrainer(TrainerMixin):

@@ -13,6 +13,7 @@ from verl_ext import hooks, update
 from verl_ext.advantages import checkpoint, dump
 from verl_ext.checks.judge import check_run, log_run
 from verl_ext.run import Run
+from verl_ext.run_config import has_algorithm, uses_verl_ext
 
 METHODS = ("__init__", "_save_checkpoint", "_load_checkpoint")
 """The methods of `TrainerMixin` that every run needs. The other methods are for the faster update alone."""
@@ -73,6 +74,21 @@ class TrainerMixin:
         parent: Any = super()
         with update.marked(self._verl_ext, batch):
             return parent._update_actor(batch, *args, **kwargs)
+
+
+class UnsupportedTrainer:
+    """A trainer whose methods have changed, so that `TrainerMixin` cannot be applied.
+
+    The hook into the module of the trainer has failed. A run that uses verl_ext raises the error of the hook. Any other
+    run trains as if verl_ext were not installed.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        parent: Any = super()
+        config = kwargs.get("config", args[0] if args else None)
+        if has_algorithm(config) and uses_verl_ext(config):
+            hooks.require()
+        parent.__init__(*args, **kwargs)
 
 
 def start(trainer: TrainerMixin, config: Any) -> Run | None:

@@ -16,8 +16,9 @@ from verl_ext.advantages.estimator import CURRENT, computing
 from verl_ext.advantages.log import log_estimator_of_verl
 from verl_ext.advantages.prompts import FIELDS, naming_prompts
 from verl_ext.advantages.table import Request, Table
+from verl_ext.errors import IntegrationError
 from verl_ext.run import Run
-from verl_ext.trainers.mixin import METHODS, TrainerMixin, require_same_parameters, with_mixin
+from verl_ext.trainers.mixin import METHODS, TrainerMixin, UnsupportedTrainer, require_same_parameters, with_mixin
 
 RUNS: WeakSet[Run] = WeakSet()
 """The runs of this process's trainers."""
@@ -26,7 +27,11 @@ RUNS: WeakSet[Run] = WeakSet()
 def install(ray_trainer: ModuleType) -> None:
     """Wrap the module's functions, and replace `RayPPOTrainer`, so that subclasses of other packages have the mixin."""
     verl_trainer = hooks.member(ray_trainer, "RayPPOTrainer")
-    require_same_parameters(RayTrainer, verl_trainer, METHODS)
+    try:
+        require_same_parameters(RayTrainer, verl_trainer, METHODS)
+    except IntegrationError:
+        hooks.replace(ray_trainer, "RayPPOTrainer", with_mixin(UnsupportedTrainer, verl_trainer))
+        raise
     hooks.replace(ray_trainer, "RayPPOTrainer", with_mixin(RayTrainer, verl_trainer))
     hooks.wrap(ray_trainer, "compute_advantage", wrap_compute_advantage)
     hooks.wrap(ray_trainer, "compute_data_metrics", wrap_compute_data_metrics)
