@@ -52,7 +52,7 @@ class Request:
         if chain is None:
             # verl computes the advantages. Only metrics need the score: its curve, and the contributions in grpo.
             logs_contributions = run.name == "grpo" and bool(names)
-            score = run.settings.kl_in_reward or SCORE in names or results or logs_contributions
+            score = SCORE in names or results or logs_contributions
         else:
             # Without a KL term, the estimator gets the score from verl.
             writes_score = rewards.token_scores and SCORE in names

@@ -1,0 +1,77 @@
+"""The rewards of a batch, and what is read of it: which score, which turns, and what a batch for metrics leaves out."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.calls import object_array, table_of
+from verl_ext import Settings, build, per_turn
+from verl_ext.advantages.table import Request, Table
+from verl_ext.core.row_index import RowIndex
+from verl_ext.run import Run
+
+UIDS = ["p", "p", "q", "q"]
+ROWS = RowIndex.of_padding(np.zeros(4, dtype=bool))
+MASK = torch.ones(4, 2, dtype=torch.int64)
+
+
+def run_of(name: str, algorithm: dict[str, Any], *, by_verl: bool = False) -> Run:
+    settings = Settings.parse(algorithm)
+    trainer = SimpleNamespace(config=SimpleNamespace(data=SimpleNamespace(max_response_length=7)))
+    return Run(name, settings, None if by_verl else build(name, settings), trainer=trainer)
+
+
+def test_the_turns_of_a_run_with_a_trainer_are_read_with_its_maximum_response_length() -> None:
+    run = run_of("drgrpo", {"rewards": {"keys": ["tool"], "per_turn": ["tool"]}})
+    assert (Request.of(run).turns, Request.of(run).max_response_length) == (True, 7)
+    assert Request.of(run_of("drgrpo", {"rewards": {"keys": ["tool"]}})).max_response_length == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "by_verl", "rewards"),
+    [
+        ("rloo", True, {"keys": ["score"], "log": "keys"}),
+        ("gdpo", False, {"keys": ["score", "acc"], "token_scores": True}),
+    ],
+)
+def test_a_reward_named_score_that_no_function_returned_is_read_from_the_trainer(
+    name: str, by_verl: bool, rewards: dict[str, Any]
+) -> None:
+    run = run_of(name, {"rewards": rewards}, by_verl=by_verl)
+    tensors = {"token_level_scores": torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [0.0, 4.0]])}
+    fields = {"acc": object_array([1.0, 0.0, 0.0, 1.0])}
+    table = table_of(run, fields, UIDS, MASK, returned=["acc"], tensors=tensors)
+    assert table.column("score").tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_without_a_kl_term_the_score_is_left_to_the_estimator() -> None:
+    table = table_of(run_of("gdpo", {"rewards": {"keys": ["acc"]}}), {"acc": [0.0] * 4}, UIDS, MASK, returned=["acc"])
+    assert table.score is None
+    assert Request.of(run_of("gdpo", {"rewards": {"keys": ["acc"]}, "use_kl_in_reward": True})).score
+
+
+def test_a_batch_for_metrics_has_no_conditions_and_nan_for_a_score_that_is_not_finite() -> None:
+    conditions = {"easy": {"reward": "hard", "at_least": 1.0}}
+    settings = Settings.parse({"rewards": {"keys": ["easy", "hard"], "conditions": conditions}}).rewards
+    results = {"easy": [1.0] * 4, "hard": [0.0, 1.0, 0.0, 1.0]}
+    table = Table(settings=settings, rows=ROWS, labels=UIDS, results=results, score=np.array([np.inf, 1.0, 2.0, 3.0]))
+    assert table.batch(["easy", "hard"]).rewards[:, 0].tolist() == [0.0, 1.0, 0.0, 1.0]
+    assert table.batch(["easy", "hard"], for_estimator=False).rewards[:, 0].tolist() == [1.0] * 4
+    np.testing.assert_array_equal(table.batch(None, for_estimator=False).raw[:, 0], [np.nan, 1.0, 2.0, 3.0])
+
+
+def test_each_turn_has_the_kl_term_and_the_accuracy_of_its_response() -> None:
+    run = run_of("drgrpo", {"rewards": {"keys": ["tool"], "per_turn": ["tool"]}})
+    mask = torch.tensor([[1, 0, 1], [1, 1, 0], [1, 0, 1], [1, 0, 0]])
+    lists = object_array([per_turn([1.0, 0.0]), per_turn([1.0]), per_turn([0.0, 1.0]), per_turn([1.0])])
+    table = table_of(run, {"tool": lists}, UIDS, mask, returned=["tool"])
+    kl = np.array([-0.1, -0.2, -0.3, -0.4])
+    accuracy = np.array([1.0, 0.0, 0.5, 0.25])
+    batch = table.batch(["tool"], kl_reward=kl, accuracy=accuracy)
+    assert batch.kl_reward is not None
+    assert batch.kl_reward.tolist() == [-0.1, -0.1, -0.2, -0.3, -0.3, -0.4]
+    assert batch.accuracy is not None
+    assert batch.accuracy.tolist() == [1.0, 1.0, 0.0, 0.5, 0.5, 0.25]
