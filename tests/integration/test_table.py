@@ -48,9 +48,9 @@ def test_a_reward_named_score_that_no_function_returned_is_read_from_the_trainer
 
 
 def test_without_a_kl_term_the_score_is_left_to_the_estimator() -> None:
-    table = table_of(run_of("gdpo", {"rewards": {"keys": ["acc"]}}), {"acc": [0.0] * 4}, UIDS, MASK, returned=["acc"])
-    assert table.score is None
-    assert Request.of(run_of("gdpo", {"rewards": {"keys": ["acc"]}, "use_kl_in_reward": True})).score
+    rewards = {"keys": ["acc"]}
+    assert not Request.of(run_of("gdpo", {"rewards": rewards})).score
+    assert Request.of(run_of("gdpo", {"rewards": rewards, "use_kl_in_reward": True})).score
 
 
 def test_a_batch_for_metrics_has_no_conditions_and_nan_for_a_score_that_is_not_finite() -> None:
