@@ -153,10 +153,10 @@ def _with_versions(problem: str) -> str:
 
 def _estimators() -> Iterator[Line]:
     from verl_ext.names import CORE, owner
-    from verl_ext.registry import INSTALLED, load
+    from verl_ext.registry import ADDED_ESTIMATORS, load
 
     holds = any(hook.module == CORE and hook.state == "holds" for hook in hooks.HOOKS)
-    for name in INSTALLED:
+    for name in ADDED_ESTIMATORS:
         subject = f"estimator {name}"
         try:
             load(name)

@@ -14,10 +14,10 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from verl_ext.errors import IntegrationError
@@ -191,7 +191,7 @@ def member(owner: Any, name: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError as error:
-        raise IntegrationError(f"{_path(owner)} has no {name}, which verl_ext needs. {versions()}") from error
+        raise IntegrationError(f"{dotted_name(owner)} has no {name}, which verl_ext needs. {versions()}") from error
 
 
 def versions() -> str:
@@ -252,7 +252,7 @@ def require_parameters(owner: Any, name: str, expected: Sequence[str]) -> None:
         return
     listed_names = ", ".join(names) or "none"
     raise IntegrationError(
-        f"{_path(owner)}.{name} has the parameters {listed_names}, but verl_ext expects {', '.join(expected)}. "
+        f"{dotted_name(owner)}.{name} has the parameters {listed_names}, but verl_ext expects {', '.join(expected)}. "
         f"{versions()}"
     )
 
@@ -263,81 +263,7 @@ def _positional(function: Any) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
 
 
-def require_passed_on(cls: type, mixin: type, names: Iterable[str]) -> None:
-    """Raise if a class before the mixin overrides one of these methods without calling the overridden method.
-
-    Log a warning if the code of a method cannot be read.
-    """
-    before_mixin = cls.__mro__[: cls.__mro__.index(mixin)]
-    for base in before_mixin:
-        for name in names:
-            if name in vars(base):
-                _require_call_of_overridden(base, name)
-
-
-def _require_call_of_overridden(cls: type, name: str) -> None:
-    """Raise if a method of the class does not call the method that it overrides. Warn if its code cannot be read."""
-    functions = _functions_in(vars(cls)[name])
-    if not functions:
-        logger.warning(
-            "%s.%s is not a Python function, so verl_ext cannot check that it calls the method that it "
-            "overrides. If it does not, verl_ext's code in that method is skipped. Add a call of super().%s.",
-            *(_path(cls), name, name),
-        )
-    elif not any(_mentions(function.__code__, name) for function in functions):
-        raise IntegrationError(
-            f"{_path(cls)}.{name} does not call the method that it overrides, so verl_ext's code in that "
-            f"method would be skipped. Add a call of super().{name}."
-        )
-
-
-def _functions_in(method: Any) -> list[FunctionType]:
-    """Return the Python functions of a method: the method itself, and functions in its decorators or partial object."""
-    functions: list[FunctionType] = []
-    seen: dict[int, Any] = {}  # by id, and with the object, so that no other object gets the same id
-    waiting = [method]
-    while waiting:
-        item = waiting.pop()
-        # `callable` is False for these two descriptors, which Python calls through the class.
-        is_method = callable(item) or isinstance(item, functools.partialmethod | classmethod)
-        if not is_method or isinstance(item, type) or id(item) in seen:
-            continue
-        seen[id(item)] = item
-        if isinstance(item, FunctionType):
-            functions.append(item)
-        waiting += _held_by(item)
-    return functions
-
-
-def _held_by(item: Any) -> Iterator[Any]:
-    """Yield the objects in a callable: its attributes, the variables of its closure, the arguments of a partial."""
-    yield from getattr(item, "__dict__", {}).values()  # `__wrapped__` of functools.wraps is one of them
-    if isinstance(item, functools.partial | functools.partialmethod):
-        yield item.func
-        yield from item.args
-        yield from item.keywords.values()
-    elif isinstance(item, MethodType):
-        yield item.__func__
-        yield item.__self__
-    elif isinstance(item, classmethod | staticmethod):
-        yield item.__func__
-    elif isinstance(item, FunctionType):
-        for cell in item.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:  # a variable that has no value yet
-                continue
-
-
-def _mentions(code: CodeType, name: str) -> bool:
-    """Return whether a function, or a function that is defined in it, uses the name of an attribute."""
-    if name in code.co_names:
-        return True
-    inner_functions = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return any(_mentions(inner, name) for inner in inner_functions)
-
-
-def _path(owner: Any) -> str:
+def dotted_name(owner: Any) -> str:
     """Return the dotted name of a module or a class, and for any other object the dotted name of its class."""
     if isinstance(owner, ModuleType):
         return owner.__name__

@@ -7,14 +7,14 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from verl_ext.registry import INSTALLED
+from verl_ext.registry import ADDED_ESTIMATORS
 
 CORE = "verl.trainer.ppo.core_algos"
 
 
 def computed_by_verl_ext(name: str) -> bool:
     """Return whether verl_ext computes the estimator of this name in this process."""
-    return name in INSTALLED and owner(name) is None
+    return name in ADDED_ESTIMATORS and owner(name) is None
 
 
 def owner(name: str) -> str | None:

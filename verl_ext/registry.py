@@ -2,7 +2,7 @@
 
 Another package registers `name = "package.module:OBJECT"` in the entry-point group `verl_ext.estimators`. The object is
 a `Method`. Every process of a run reads the names, which imports no module of another package. `load` imports one of
-them, and `sections` all.
+them. `sections` imports all of them, as do the presets when Hydra is imported.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,8 +32,8 @@ ESTIMATORS: Mapping[str, Method | EntryPoint] = {
     **{name: ENTRY_POINTS[name] for name in sorted(ENTRY_POINTS.keys() - RESERVED_NAMES)},
 }
 """All methods by name. `load` imports a method of another package from its entry point."""
-INSTALLED = tuple(name for name in ESTIMATORS if name != "grpo")
-"""The names by which verl's trainers call this package. With `grpo` they call verl's own function."""
+ADDED_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "grpo")
+"""The names that verl_ext adds to verl's estimators: all but `grpo`, which verl computes with a function of its own."""
 
 
 def build(name: str, settings: Settings) -> Chain:

@@ -55,7 +55,7 @@ class Run:
     metrics: Metrics = field(default_factory=dict)
     """Metrics that the trainer has not logged yet."""
     logged: Metrics = field(default_factory=dict)
-    """The metrics that the trainer logged last."""
+    """The metrics that the trainer logged last, for trainers that ask for them several times in a step."""
     logged_at: int | None = None
     """The step of `logged`, or None before the first batch."""
     compared_algorithm: str = ""

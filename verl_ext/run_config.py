@@ -37,7 +37,8 @@ def entries_in_use(config: Any) -> Iterator[str]:
     - `algorithm.filter_groups` is enabled with a metric of verl_ext, `any_reward` or `accuracy_between`;
     - the reward function is a module of `verl_ext.rewards`;
     - another section of verl_ext below `algorithm`, for example `algorithm.rewards`, can be read and differs from its
-      defaults. A section that cannot be read may belong to another package.
+      defaults. A section that cannot be read may belong to another package. A section with the name of an estimator
+      that another package registers with verl does belong to it.
     """
     if computed_by_verl_ext(estimator_name(config)):
         yield ESTIMATOR
@@ -53,8 +54,8 @@ def entries_in_use(config: Any) -> Iterator[str]:
 
 
 def uses_verl_ext(config: Any) -> bool:
-    """Return whether a run uses verl_ext: see `entries_in_use`."""
-    return any(entries_in_use(config))
+    """Return whether a run uses verl_ext: see `entries_in_use`. It needs the section `algorithm`."""
+    return has_algorithm(config) and any(entries_in_use(config))
 
 
 def sections_in_use(algorithm: Any) -> Iterator[str]:
@@ -62,7 +63,7 @@ def sections_in_use(algorithm: Any) -> Iterator[str]:
     for name, kind in sections().items():
         with suppress(ConfigurationError), reading(name, ConfigurationError):
             section = Settings.parse({name: resolved(algorithm.get(name))}).of(name, kind)
-            if section != default_section(kind):
+            if section != default_section(kind) and not registered_by_other_package(name):
                 yield name
 
 

@@ -32,12 +32,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext import per_turn
-from verl_ext.registry import INSTALLED
+from verl_ext.registry import ADDED_ESTIMATORS
 
 SIZES = ("1024x1024", "2048x2048", "4096x4096", "6144x6144", "8192x1024", "16384x1024", "32768x1024")
 MASKS = {"int64": torch.int64, "bool": torch.bool}
 GROUP = 8
-OURS = tuple(name for name in INSTALLED if name != "compose")
+OURS = tuple(name for name in ADDED_ESTIMATORS if name != "compose")
 OVER_TWO = ("gd2po", "gdpo", "saw")
 
 

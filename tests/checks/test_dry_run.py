@@ -8,7 +8,7 @@ from verl_ext import Center, Method, WeightedSum
 from verl_ext.checks.judge import check_run, judge
 from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError
-from verl_ext.registry import ESTIMATORS, INSTALLED
+from verl_ext.registry import ADDED_ESTIMATORS, ESTIMATORS
 
 OWN = "tests.integration.own_steps"
 KEYS = "+algorithm.rewards.keys=[acc,format]"
@@ -183,7 +183,7 @@ def canceled_method(monkeypatch):
     """A method of another package with a built-in step that has no effect."""
     method = Method.from_steps("a test", "centered twice", (Center(), WeightedSum(), Center()))
     monkeypatch.setitem(ESTIMATORS, "canceled", method)
-    monkeypatch.setattr("verl_ext.names.INSTALLED", (*INSTALLED, "canceled"))
+    monkeypatch.setattr("verl_ext.names.ADDED_ESTIMATORS", (*ADDED_ESTIMATORS, "canceled"))
 
 
 @pytest.mark.usefixtures("canceled_method")

@@ -12,12 +12,12 @@ from tests.configs import compose
 from tests.facts import NEEDED, says
 from verl_ext.checks.judge import judge
 from verl_ext.conf import store_presets
-from verl_ext.registry import ESTIMATORS, INSTALLED, load, possible_bases, sections
+from verl_ext.registry import ADDED_ESTIMATORS, ESTIMATORS, load, possible_bases, sections
 from verl_ext.run_config import read_settings
 from verl_ext.settings import COMMON, Settings
 
 
-@pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.parametrize("name", ADDED_ESTIMATORS)
 def test_a_preset_holds_the_defaults_of_every_setting(name):
     config = compose(f"+verl_ext={name}")
     used = {*COMMON, name, *(possible_bases() if name == "hadw" else ())} & sections().keys() - ({*NEEDED} - {name})

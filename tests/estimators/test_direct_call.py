@@ -9,9 +9,9 @@ from tests.estimators.small import UIDS, X, config_for, fields
 from tests.facts import facts
 from verl_ext.core.row_index import RowIndex
 from verl_ext.errors import IntegrationError
-from verl_ext.registry import INSTALLED
+from verl_ext.registry import ADDED_ESTIMATORS
 
-EVERY = pytest.mark.parametrize("name", INSTALLED)
+EVERY = pytest.mark.parametrize("name", ADDED_ESTIMATORS)
 
 
 @EVERY

@@ -14,6 +14,7 @@ import pytest
 from tests.facts import facts
 from verl_ext import hooks
 from verl_ext.errors import IntegrationError
+from verl_ext.overrides import require_passed_on
 from verl_ext.trainers.default_trainer import DefaultTrainer
 from verl_ext.trainers.mixin import require_same_parameters, with_mixin
 from verl_ext.trainers.ray_trainer import RayTrainer
@@ -231,7 +232,7 @@ def test_a_bound_method_that_a_method_calls_may_call_the_overridden_method():
         def save(self):
             return call(super())
 
-    hooks.require_passed_on(Calls, Saving, ("save", "load"))
+    require_passed_on(Calls, Saving, ("save", "load"))
 
 
 def test_another_method_of_the_class_that_calls_the_overridden_method_does_not_count():
@@ -245,9 +246,9 @@ def test_another_method_of_the_class_that_calls_the_overridden_method_does_not_c
             super().load()
             return super().save()
 
-    hooks.require_passed_on(Skips, Saving, ("load",))
+    require_passed_on(Skips, Saving, ("load",))
     with pytest.raises(IntegrationError, match=facts("Skips.save", "super().save")):
-        hooks.require_passed_on(Skips, Saving, ("load", "save"))
+        require_passed_on(Skips, Saving, ("load", "save"))
 
 
 def test_a_class_under_a_mixin_keeps_its_name_and_is_made_once():

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from tests import fresh
 from tests.facts import a_line_says, says
-from verl_ext.registry import INSTALLED
+from verl_ext.registry import ADDED_ESTIMATORS
 
 PRELUDE = """
 import logging, sys, warnings
@@ -26,8 +26,8 @@ assert abs(advantages[0, 0].item() - 0.5 / 0.5 ** 0.5) < 1e-4, advantages
 """
 REFUSING = """
 from verl_ext.errors import IntegrationError
-from verl_ext.registry import INSTALLED
-for name in INSTALLED:
+from verl_ext.registry import ADDED_ESTIMATORS
+for name in ADDED_ESTIMATORS:
     try:
         core_algos.get_adv_estimator_fn(name)(
             token_level_rewards=scores, response_mask=mask, index=["a", "a"], config=None
@@ -59,13 +59,13 @@ def test_verl_finds_all_and_its_registry_keeps_what_it_had() -> None:
         import verl
         assert "verl.trainer.ppo.core_algos" not in sys.modules, "the plugin must not import what verl does not"
         from verl.trainer.ppo import core_algos
-        from verl_ext.registry import INSTALLED
-        for name in (*INSTALLED, core_algos.AdvantageEstimator.GDPO):
+        from verl_ext.registry import ADDED_ESTIMATORS
+        for name in (*ADDED_ESTIMATORS, core_algos.AdvantageEstimator.GDPO):
             print(core_algos.get_adv_estimator_fn(name).args)
         print(core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"].__name__)
         """
     )
-    found = [*(f"({name!r},)" for name in (*INSTALLED, "gdpo")), "compute_gdpo_outcome_advantage"]
+    found = [*(f"({name!r},)" for name in (*ADDED_ESTIMATORS, "gdpo")), "compute_gdpo_outcome_advantage"]
     assert output.out.splitlines()[: len(found)] == found
 
 
@@ -80,5 +80,5 @@ def test_a_hook_that_does_not_find_its_name_says_so_and_the_estimators_raise() -
     out = story(changed, OTHERS_WORK, REFUSING)
     versions = (f"verl {version('verl')}", "0.9.0", "0.9.1")
     assert a_line_says(out.err, "ERROR verl_ext", module, *named, *versions)
-    assert len(out.out.splitlines()) == len(INSTALLED)
+    assert len(out.out.splitlines()) == len(ADDED_ESTIMATORS)
     assert all(says(line, "REFUSED", module, *named, "doctor") for line in out.out.splitlines())

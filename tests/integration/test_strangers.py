@@ -30,10 +30,10 @@ from verl_ext.checks.judge import check_run, judge
 from verl_ext.checks.losses import aggregates_itself
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.names import owner
-from verl_ext.registry import INSTALLED, entries_read
-from verl_ext.run_config import sections_in_use, select
+from verl_ext.registry import ADDED_ESTIMATORS, entries_read
+from verl_ext.run_config import sections_in_use, select, uses_verl_ext
 from verl_ext.settings import RewardsSettings
-from verl_ext.trainers.mixin import TrainerMixin, start
+from verl_ext.trainers.mixin import TrainerMixin, prepare_run
 
 HOME = Path(verl.__file__).parent
 REGISTRY = core_algos.ADV_ESTIMATOR_REGISTRY
@@ -96,7 +96,7 @@ def test_the_section_of_his_estimator_is_his(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_verls_registry_stays_as_it_is_and_only_its_gdpo_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {*INSTALLED} & {*REGISTRY} == {"gdpo"}
+    assert {*ADDED_ESTIMATORS} & {*REGISTRY} == {"gdpo"}
     assert REGISTRY["gdpo"].__module__ == core_algos.__name__
     assert computed_by_verl_ext("gdpo")
     monkeypatch.setitem(REGISTRY, "gdpo", his)
@@ -222,8 +222,16 @@ def test_a_run_without_this_package_is_not_refused(case: str) -> None:
     run = check_run(config)
     assert run is not None
     assert not run.uses_verl_ext
-    assert start(TrainerMixin.__new__(TrainerMixin), config) is None
+    assert prepare_run(TrainerMixin.__new__(TrainerMixin), config) is None
     assert judge(config).errors == []
+
+
+def test_a_section_belongs_to_the_package_that_registers_an_estimator_of_its_name() -> None:
+    config = compose("algorithm.adv_estimator=dara", "+algorithm.dara={variant: positive}")
+    assert list(sections_in_use(config.algorithm)) == ["dara"]
+    with mock.patch.dict(REGISTRY, {"dara": his}):
+        assert list(sections_in_use(config.algorithm)) == []
+        assert not uses_verl_ext(config)
 
 
 def known_configurations() -> Iterator[tuple[str, str]]:
@@ -252,7 +260,7 @@ def test_every_configuration_of_verl_goes_on(folder: str, name: str) -> None:
 
 NAMES = st.one_of(
     st.sampled_from(["grpo", "rloo", "gae", "gdpo2", "gd2po_hard", "my_dgpo", "hadw_v2", "maxrl-x", "composer", "gd"]),
-    st.sampled_from(INSTALLED),
+    st.sampled_from(ADDED_ESTIMATORS),
     st.text("abcdghmoprwx2_", min_size=1, max_size=8),
 )
 SCALARS = st.one_of(
@@ -278,7 +286,7 @@ PLACES = st.sampled_from(
 
 @given(
     name=NAMES,
-    registered=st.sets(st.sampled_from(INSTALLED), max_size=3),
+    registered=st.sets(st.sampled_from(ADDED_ESTIMATORS), max_size=3),
     entered=st.dictionaries(PLACES, VALUES, max_size=4),
 )
 def test_whatever_a_stranger_writes_and_registers_his_run_is_not_refused(
@@ -292,8 +300,8 @@ def test_whatever_a_stranger_writes_and_registers_his_run_is_not_refused(
     if not OmegaConf.is_dict(config.get("algorithm")):
         return
     with mock.patch.dict(REGISTRY, dict.fromkeys(registered, his)):
-        known = {*REGISTRY, *INSTALLED}
-        moved = name not in known and any(sorted(name) == sorted(ours) for ours in INSTALLED)
+        known = {*REGISTRY, *ADDED_ESTIMATORS}
+        moved = name not in known and any(sorted(name) == sorted(ours) for ours in ADDED_ESTIMATORS)
         of_ours = [*sections_in_use(config.algorithm), *filter(None, [select(config, "algorithm.verl_ext")])]
         if computed_by_verl_ext(name) or moved or of_ours:
             return

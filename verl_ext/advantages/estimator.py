@@ -1,7 +1,7 @@
 """Compute advantages with verl's estimator signature.
 
-verl's registry is not modified. An estimator that another package registers under the same name takes precedence,
-whether it is registered before or after verl_ext is loaded.
+verl's registry is not modified. An estimator that another package registers under the same name takes precedence if it
+is registered before the trainer starts. If it is registered later, the first step raises.
 
 verl passes an estimator neither the trainer nor the named rewards. So the trainer reads the rewards into a `Table` and
 calls verl's advantage step within `computing(run, table)`. verl then calls `compute`, which finds both in `CURRENT`.
@@ -74,24 +74,25 @@ def compute(
     run.computed_at = run.step
     run.estimator_called = True
     mask = float_mask(response_mask, token_level_rewards.dtype)  # new memory, over which the result is written
-    tokens = table.tokens(mask)  # [M]
-    trajectories = table.trajectory_of_batch_row  # [M]
-    is_rejected = np.bincount(trajectories, tokens) == 0  # [N] rollout correction empties the mask of a response
+    tokens = table.tokens(mask)  # [N]
+    trajectories = table.trajectory_of_batch_row  # [N]
+    # [T] The response is empty, or rollout correction has rejected it and emptied its mask.
+    has_no_tokens = np.bincount(trajectories, tokens) == 0
     included_trajectories: Index | slice = ALL
     included_rows: Index | slice = ALL  # rows of `Batch`
-    if run.settings.rewards.rejected == "exclude" and is_rejected.any():
-        included_trajectories = np.flatnonzero(~is_rejected)
-        included_rows = np.flatnonzero(~is_rejected[trajectories])
+    if run.settings.rewards.rejected == "exclude" and has_no_tokens.any():
+        included_trajectories = np.flatnonzero(~has_no_tokens)
+        included_rows = np.flatnonzero(~has_no_tokens[trajectories])
     advantages = np.zeros(len(trajectories))
     if len(advantages[included_rows]):
-        total = table.rows.gather(scores(token_level_rewards, mask))  # [N]
+        total = table.rows.gather(scores(token_level_rewards, mask))  # [T]
         if not run.settings.kl_in_reward:
             table.score = total
         batch = _batch(run, chain, table, total, tokens, included_rows)
         advantages[included_rows] = _run_chain(run, chain, batch)
         log_rewards(run, table, batch, included_trajectories)
-    if len(is_rejected):
-        run.metrics["advantage/rejected_responses"] = float(np.count_nonzero(is_rejected))
+    if len(has_no_tokens):
+        run.metrics["advantage/rejected_responses"] = float(np.count_nonzero(has_no_tokens))
     result = table.scatter(advantages, mask)
     return result, result
 
@@ -112,7 +113,7 @@ def _current(name: str) -> tuple[Run, Chain, Table]:
 
 
 def _batch(run: Run, chain: Chain, table: Table, total: Array, tokens: Array, included_rows: Index | slice) -> Batch:
-    """Return the batch of the run's rewards. `total` `[N]` is the score with the KL term, if there is one."""
+    """Return the batch of the run's rewards. `total` `[T]` is the score with the KL term, if there is one."""
     kl_reward = None
     if run.settings.kl_in_reward:
         kl_reward = total - table.trainer_score()
@@ -136,7 +137,7 @@ def _accuracy(run: Run, table: Table) -> Array:
 
 
 def _run_chain(run: Run, chain: Chain, batch: Batch) -> Array:
-    """Compute the advantages of a batch `[M]`. Keep the new state, dump and log."""
+    """Compute the advantages of a batch `[N]`. Keep the new state, dump and log."""
     result = chain(batch, run.state)
     if run.state is None:
         plain_state(result.state)  # raise now, not at the first checkpoint

@@ -41,7 +41,7 @@ def replace_filter(trainer: Any, run: Run) -> None:
     group_filter = GroupFilter(trainer.replay_buffer, run, filter_groups.metric)
 
     def filtered_keys(_original: Callable[..., Any], partition_id: str) -> tuple[set[str], Counter[float]]:
-        return group_filter.filtered_keys(partition_id)
+        return group_filter.filtered_keys(partition_id)  # instead of verl's decision
 
     hooks.wrap(trainer.replay_buffer, METHOD, filtered_keys)
 
@@ -53,21 +53,22 @@ class GroupFilter:
         self.buffer = buffer
         self.run = run
         self.metric = metric
-        self.decisions: dict[str, float | None] = {}
-        """By uid: None for a group that is kept, its mean score for a group that is dropped."""
+        self.kept: set[str] = set()
+        """The uids of the finished groups that are kept."""
+        self.dropped: dict[str, float] = {}
+        """The mean scores of the finished groups that are dropped, by uid."""
 
     def filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
         """Return the uids of the groups to drop, and how many of them have each mean score, as verl's method does."""
         if partition_id == "val":
             return set(), Counter()
         finished = self.buffer.finished_keys[partition_id]
-        for uid in self.decisions.keys() - finished:
-            del self.decisions[uid]
-        new = finished - self.decisions.keys()
+        self.kept &= finished
+        self.dropped = {uid: score for uid, score in self.dropped.items() if uid in finished}
+        new = finished - self.kept - self.dropped.keys()
         if new:
             self._decide(partition_id, new)
-        dropped = {uid: score for uid, score in self.decisions.items() if score is not None}
-        return set(dropped), Counter(dropped.values())
+        return set(self.dropped), Counter(self.dropped.values())
 
     def _decide(self, partition_id: str, uids: set[str]) -> None:
         """Decide about new groups: remember the decisions, and add to the metrics of the run."""
@@ -87,7 +88,10 @@ class GroupFilter:
         counters |= count_groups(finished, dropped)
         mean_scores = groups.mean(finished.score)
         for uid, is_dropped, mean_score in zip(groups.labels, dropped, mean_scores.tolist(), strict=True):
-            self.decisions[str(uid)] = mean_score if is_dropped else None
+            if is_dropped:
+                self.dropped[str(uid)] = mean_score
+            else:
+                self.kept.add(str(uid))
         add_counts(self.run.metrics, counters)
 
 
@@ -98,9 +102,9 @@ class FinishedGroups:
     batch: Batch
     """The rewards with one number per response, or the trainer's score if the configuration names no such reward."""
     score: Array
-    """`[N]` the trainer's score."""
+    """`[T]` the trainer's score."""
     accuracy: Array
-    """`[N]` the accuracy in [0, 1], NaN if it is not scored. Only `accuracy_between` reads it, so it is NaN for
+    """`[T]` the accuracy in [0, 1], NaN if it is not scored. Only `accuracy_between` reads it, so it is NaN for
     `any_reward`."""
 
     @property
@@ -146,12 +150,14 @@ def keys_of_groups(partition: Mapping[str, Any], uids: set[str]) -> list[str]:
 def any_reward(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:
     """Return `[G]` whether a group has a learning signal: whether the estimator's centered sum of the rewards varies.
 
-    The sum of one group can be computed only if each step up to it reads one group. Otherwise the result is less exact:
+    Here only single groups are known, so the steps that can be computed end before the first step that reads the whole
+    batch. The answer depends on where that step is:
 
-    - A step before the sum reads more, or the run uses an estimator of verl: whether a reward with a nonzero weight
-      varies after the conditions.
-    - A step between the sum and `center` reads more, so that equal sums may differ after it: whether the sum varies, or
-      a reward with a nonzero weight.
+    - behind the step that centers the sum: whether the centered sum varies, which is exact;
+    - between the sum and that step: whether the sum varies, or a reward with a nonzero weight, because equal sums may
+      differ later;
+    - before the sum, or the run uses an estimator of verl: whether a reward with a nonzero weight varies after the
+      conditions.
     """
     if weights is not None:
         batch = batch.with_weights(weights)

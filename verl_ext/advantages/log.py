@@ -74,7 +74,7 @@ def log_rewards(run: Run, table: Table, batch: Batch | None = None, included: In
 def _log_entries_per_turn(run: Run, table: Table) -> None:
     """Count the entries per turn that are missing or have no turn, and warn if a reward has no entry at all."""
     for key, entries in table.entries.items():
-        turns = np.bincount(table.trajectory_of_batch_row)  # [N]
+        turns = np.bincount(table.trajectory_of_batch_row)  # [T]
         missing_entries = (turns - entries).clip(0)
         truncated_entries = (entries - turns).clip(0)
         name = metric_name(key)
@@ -136,7 +136,7 @@ def log_estimator_of_verl(
 
 
 def _grpo(run: Run, batch: Batch, score: Array) -> Array:
-    """Return verl's grpo advantages `[N]` of the scores."""
+    """Return verl's grpo advantages `[T]` of the scores, without the 1e-6 that verl adds to the standard deviation."""
     groups = batch.groups
     centered = score - groups.broadcast(groups.mean(score))
     if not run.settings.norm_by_std:

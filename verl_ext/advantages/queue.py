@@ -31,14 +31,14 @@ MASK = "response_mask"
 
 
 def read_table(
-    keys: Sequence[str], partition_id: str, request: Request, *, tags: Sequence[Mapping[str, Any]] | None = None
+    row_keys: Sequence[str], partition_id: str, request: Request, *, tags: Sequence[Mapping[str, Any]] | None = None
 ) -> Table:
-    """Read what a run needs of the rows `keys`. `tags` has the tags of each row, which mark the padding."""
-    is_padding = [bool(tag.get("is_padding", False)) for tag in tags or [{}] * len(keys)]
-    rows = RowIndex.of_sessions(keys, np.array(is_padding, dtype=bool))
-    scored_keys = [keys[row] for row in rows.scored.tolist()]  # the last output of each session
-    table = Table(settings=request.settings, rows=rows, labels=uids_of(scored_keys))
-    if not scored_keys:
+    """Read what a run needs of these rows of the queue. `tags` has the tags of each row, which mark the padding."""
+    is_padding = [bool(tag.get("is_padding", False)) for tag in tags or [{}] * len(row_keys)]
+    rows = RowIndex.of_sessions(row_keys, np.array(is_padding, dtype=bool))
+    scored_row_keys = [row_keys[row] for row in rows.scored.tolist()]  # the last output of each session
+    table = Table(settings=request.settings, rows=rows, labels=uids_of(scored_row_keys))
+    if not scored_row_keys:
         return table
 
     names = list(dict.fromkeys(request.names))
@@ -48,12 +48,12 @@ def read_table(
     wanted = list(token_names)
     if names or request.results:
         wanted += [EXTRA, *names]
-    fields = fetch(scored_keys, partition_id, wanted) if wanted else {}  # without the fields that no row has
+    fields = fetch(scored_row_keys, partition_id, wanted) if wanted else {}  # without the fields that no row has
 
     present = set(fields.keys())
     token_level = {name: fields[name] for name in token_names if name in present}
     if token_level:
-        sums = _sums_of_token_fields(token_level, scored_keys, partition_id)
+        sums = _sums_of_token_fields(token_level, scored_row_keys, partition_id)
         table.score = sums.pop(TRAINER_SCORE, None)
         table.token_scores = {name.removeprefix(TOKEN_FIELD): values for name, values in sums.items()}
 
@@ -62,13 +62,13 @@ def read_table(
     table.fields = columns | _from_agent_loop(extra_fields, names)
     table.results = _from_reward_function(extra_fields)
     if request.turns:
-        _add_turns(table, keys, partition_id, request.max_response_length)
+        _add_turns(table, row_keys, partition_id, request.max_response_length)
     return table
 
 
-def _add_turns(table: Table, keys: Sequence[str], partition_id: str, max_response_length: int) -> None:
-    """Read where the turns are in the rows `keys`. A trajectory is truncated if one of its outputs is."""
-    masks = fetch(keys, partition_id, [MASK])[MASK]
+def _add_turns(table: Table, row_keys: Sequence[str], partition_id: str, max_response_length: int) -> None:
+    """Read where the turns are in these rows of the queue. A trajectory is truncated if one of its outputs is."""
+    masks = fetch(row_keys, partition_id, [MASK])[MASK]
     table.spans = TurnSpans.of(dense(masks), table.rows)
     tokens_of_row = masks.offsets().diff().cpu().numpy()
     truncated_outputs = table.rows.total(tokens_of_row >= max_response_length)
@@ -76,10 +76,10 @@ def _add_turns(table: Table, keys: Sequence[str], partition_id: str, max_respons
 
 
 def _sums_of_token_fields(
-    token_level: Mapping[str, torch.Tensor], keys: Sequence[str], partition_id: str
+    token_level: Mapping[str, torch.Tensor], row_keys: Sequence[str], partition_id: str
 ) -> dict[str, Array]:
-    """Return `[N]` the sum of each field with a value per token."""
-    mask = dense(fetch(keys, partition_id, [MASK])[MASK])
+    """Return `[T]` the sum of each field with a value per token."""
+    mask = dense(fetch(row_keys, partition_id, [MASK])[MASK])
     return {name: scores(dense(values), mask) for name, values in token_level.items()}
 
 

@@ -73,7 +73,7 @@ class Request:
 class Table:
     """The rewards of a batch, one value per trajectory, however a trainer stores them.
 
-    In the shapes below, `N` is the number of trajectories, and `M` the number of rows of the core's `Batch`. Such a row
+    In the shapes below, `T` is the number of trajectories, and `N` the number of rows of the core's `Batch`. Such a row
     is a whole response or, with rewards per turn, one turn of a response.
 
     A reward that the configuration names comes from the first of these that has its name:
@@ -84,46 +84,46 @@ class Table:
 
     The trainer's score is the sum of verl's token-level scores: the reward function's `score` and whatever the reward
     manager adds to it. It is the reward of a run without `rewards.keys`. The reward `score` is what the reward function
-    returned, or the trainer's score, but never one of `fields`.
+    returned, else the trainer's score, but never one of `fields`. Only a field `token_level_scores_score` comes first.
     """
 
     settings: RewardsSettings
     rows: RowIndex
     """The rows of the batch by trajectory."""
     labels: Sequence[Hashable]
-    """`N` uids."""
+    """`T` uids."""
     groups: Groups | None = None
     """The trajectories by uid, if they are known."""
     token_scores: Mapping[str, Array] = field(default_factory=dict)
-    """`[N]` by reward."""
+    """`[T]` by reward."""
     results: Mapping[str, Sequence[Any]] | None = field(default_factory=dict)
-    """`N` values by name. None if the trainer does not say which of its fields the reward function returned."""
+    """`T` values by name. None if the trainer does not say which of its fields the reward function returned."""
     fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """`N` values by name. They include the results if `results` is None."""
+    """`T` values by name. They include the results if `results` is None."""
     score: Array | None = None
-    """`[N]` the trainer's score before any KL term. None if it was not read and the estimator has not been called."""
+    """`[T]` the trainer's score before any KL term. None if it was not read and the estimator has not been called."""
     spans: TurnSpans | None = None
     """The turns of the trajectories, or None without rewards per turn."""
     truncated: Bools | None = None
-    """`[N]` whether the response was truncated, so that it may have entries without a turn. None: no response was."""
+    """`[T]` whether the response was truncated, so that it may have entries without a turn. None: no response was."""
     entries: dict[str, Index] = field(default_factory=dict)
-    """`[N]` the number of entries of each reward per turn that was read."""
+    """`[T]` the number of entries of each reward per turn that was read."""
 
     @property
     def trajectory_of_batch_row(self) -> Index:
-        """`[M]` the trajectory of each row of `Batch`."""
+        """`[N]` the trajectory of each row of `Batch`."""
         if self.spans is None:
             return np.arange(len(self.labels))
         return self.spans.trajectory_of_turn
 
     def tokens(self, mask: torch.Tensor) -> Array:
-        """Return `[M]` the number of tokens in the loss of each row of `Batch`, from the float mask."""
+        """Return `[N]` the number of tokens in the loss of each row of `Batch`, from the float mask."""
         if self.spans is None:
             return self.rows.total(row_sums(mask))
         return self.spans.tokens(mask)
 
     def scatter(self, values: Array, mask: torch.Tensor) -> torch.Tensor:
-        """Write the values `[M]` over the float mask, in place: each on the tokens of its row of `Batch`."""
+        """Write the values `[N]` over the float mask, in place: each on the tokens of its row of `Batch`."""
         if self.spans is None:
             return write_over_mask(self.rows.scatter(values), mask)
         value_of_run, run_lengths = self.spans.span_values(values, mask.numel())
@@ -146,11 +146,11 @@ class Table:
     ) -> Batch:
         """Return the core's `Batch` of some rewards. None as `keys` stands for the trainer's score.
 
-        `included_rows` selects `M'` of the `M` rows. `tokens` is `[M]`, `accuracy` and `kl_reward` are `[N]`. For an
+        `included_rows` selects `N'` of the `N` rows. `tokens` is `[N]`, `accuracy` and `kl_reward` are `[T]`. For an
         estimator, conditions are applied, and a missing reward is an error. Otherwise the batch is for metrics, and a
         missing reward is NaN.
         """
-        trajectories = self.trajectory_of_batch_row[included_rows]  # [M']
+        trajectories = self.trajectory_of_batch_row[included_rows]  # [N']
         arguments: dict[str, Any] = {}
         if keys is None:
             score = self.trainer_score(strict=for_estimator)
@@ -207,10 +207,10 @@ class Table:
         columns_per_turn = [column for column, key in enumerate(keys) if key in per_turn]
         return Turns.of_counts(turns_of_trajectory, tuple(columns_per_turn), self.settings.turn_discount)
 
-    # Rewards: `[N]` values, or `[M]` for a reward per turn.
+    # Rewards: `[T]` values, or `[N]` for a reward per turn.
 
     def column(self, key: str, setting: str = "keys", *, strict: bool = True) -> Array:
-        """Return `[N]` values of a reward that the configuration names. NaN means "not scored".
+        """Return `[T]` values of a reward that the configuration names. NaN means "not scored".
 
         `setting`, of `algorithm.rewards`, names the key. If not `strict`, the values are for metrics alone, so a
         missing or infinite value is NaN instead of an error.
@@ -228,7 +228,7 @@ class Table:
         raise ConfigurationError(f"algorithm.rewards.{setting}: {unknown('reward component', key, valid)}.")
 
     def trainer_score(self, *, strict: bool = True) -> Array:
-        """Return `[N]` the trainer's score before any KL term. If not `strict`, a value that is not finite is NaN."""
+        """Return `[T]` the trainer's score before any KL term. If not `strict`, a value that is not finite is NaN."""
         if self.score is None:
             raise DataError(
                 "The trainer's scores without the KL term are missing in this batch. Pass them in the trainer as "
@@ -237,7 +237,7 @@ class Table:
         return self.score if strict else _finite(self.score)
 
     def _returned_score(self, *, strict: bool) -> Array:
-        """Return `[N]` the `score` that the reward function returned, and the trainer's score where it returned none.
+        """Return `[T]` the `score` that the reward function returned, and the trainer's score where it returned none.
 
         verl's manager `rate_limited` itself scores a response whose scoring timed out, with 0 and without a `score`.
         """
@@ -251,7 +251,7 @@ class Table:
         return self._numbers(SCORE, values, strict=strict)
 
     def rewards_per_turn(self, key: str) -> Array:
-        """Return `[M]` the reward of each turn, 0 for a missing entry. Remember the number of entries."""
+        """Return `[N]` the reward of each turn, 0 for a missing entry. Remember the number of entries."""
         lists = self._values(key, "algorithm.rewards.per_turn names")
         truncated = np.zeros(len(self.labels), dtype=bool) if self.truncated is None else self.truncated
         turns = np.bincount(self.trajectory_of_batch_row)
@@ -272,7 +272,7 @@ class Table:
         return ACCURACY if self.is_returned(ACCURACY) else without_acc
 
     def accuracy(self) -> Array:
-        """Return `[N]` the accuracy in [0, 1], NaN where it is not scored."""
+        """Return `[T]` the accuracy in [0, 1], NaN where it is not scored."""
         key = self.accuracy_key()
         is_named = self.settings.accuracy_key is not None
         if not is_named and key == ACCURACY and self.results is not None and ACCURACY in self.results:
@@ -313,13 +313,13 @@ class Table:
                 yield TOKEN_FIELD + key, torch.nested.nested_tensor_from_jagged(flat, offsets)
 
     def _find(self, name: str) -> Sequence[Any] | None:
-        """Return the `N` values of a name: the results of the reward function, else a field. None if neither exists."""
+        """Return the `T` values of a name: the results of the reward function, else a field. None if neither exists."""
         if self.results is not None and name in self.results:
             return self.results[name]
         return self.fields.get(name)
 
     def _values(self, name: str, who: str = "A step of the estimator reads") -> Sequence[Any]:
-        """Return the `N` values of a field that a step or a setting names."""
+        """Return the `T` values of a field that a step or a setting names."""
         values = self._find(name)
         if values is None:
             names = {**self.fields, **(self.results or {})}
@@ -330,7 +330,7 @@ class Table:
         return values
 
     def _numbers(self, key: str, values: Any, *, strict: bool) -> Array:
-        """Return the values as floats `[N]`. What is not a finite number is an error if `strict`, and NaN otherwise."""
+        """Return the values as floats `[T]`. What is not a finite number is an error if `strict`, and NaN otherwise."""
         size = len(self.labels)
         if len(values) != size:
             raise DataError(
@@ -377,7 +377,7 @@ def _not_a_number(key: str, label: Hashable, value: Any) -> DataError:
 
 
 def _finite(column: Array) -> Array:
-    """Return `[N]` values, NaN for values that are not finite or too large for a reward."""
+    """Return `[T]` values, NaN for values that are not finite or too large for a reward."""
     is_valid = np.abs(column) <= LARGEST_REWARD
     return np.where(is_valid, column, np.nan)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from verl_ext import __version__
 from verl_ext.checks.rewards import accuracy_of
 from verl_ext.names import owner
-from verl_ext.registry import INSTALLED
+from verl_ext.registry import ADDED_ESTIMATORS
 from verl_ext.run import Run
 from verl_ext.run_config import ACTOR
 from verl_ext.settings import ACCURACY
@@ -20,7 +20,7 @@ def describe(run: Run) -> Iterator[str]:
     rewards, chain = run.settings.rewards, run.chain
     steps = () if chain is None else chain.steps
     yield f"version    verl_ext {__version__}, verl {verl.__version__}"
-    other = owner(run.name) if run.name in INSTALLED else None
+    other = owner(run.name) if run.name in ADDED_ESTIMATORS else None
     yield f"estimator  {run.name}" + (f" (registered by {other}, so verl_ext does not compute it)" if other else "")
     if steps:
         names = (f"{step.name} over {step.over}" if hasattr(step, "over") else step.name for step in steps)

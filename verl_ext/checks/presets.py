@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from verl_ext.conf import PRESET_NAMES, PRESETS
 from verl_ext.errors import Finding
 from verl_ext.names import owner
-from verl_ext.registry import INSTALLED, changed_sections, load
+from verl_ext.registry import ADDED_ESTIMATORS, changed_sections, load
 from verl_ext.run import Run
 
 
@@ -109,7 +109,7 @@ def replaced_preset(run: Run) -> Iterator[Finding]:
     found = written() if run.name == "gae" else {}
     parts = [part[PRESETS] for part in found.get("defaults", ((), ""))[0] if isinstance(part, dict) and PRESETS in part]
     of_file = [name for part in parts for name in (part if isinstance(part, list) else [part])]
-    estimators = [name for name in of_file if name in INSTALLED]
+    estimators = [name for name in of_file if name in ADDED_ESTIMATORS]
     if "algorithm.adv_estimator" in found or not (estimators or "algorithm.rewards.keys" in found):
         return
     if run.select(PRESET_NAMES):  # then `other_preset` reports a conflict

@@ -30,9 +30,9 @@ from verl_ext.errors import Finding, listed, nearest
 from verl_ext.methods.drgrpo import DrgrpoSettings
 from verl_ext.names import is_verl_function, registered
 from verl_ext.registry import (
+    ADDED_ESTIMATORS,
     ENTRY_POINT_GROUP,
     ENTRY_POINTS,
-    INSTALLED,
     RESERVED_NAMES,
     changed_sections,
     load,
@@ -107,9 +107,9 @@ def unknown_estimator(run: Run) -> Iterator[Finding]:
             f"already has the name {run.name}. That estimator would compute the advantages.",
             "Rename the entry point in its package, or uninstall the package.",
         )
-    known, word = {str(name) for name in (*registered(), *INSTALLED)}, run.name.casefold()
+    known, word = {str(name) for name in (*registered(), *ADDED_ESTIMATORS)}, run.name.casefold()
     if run.name not in known:
-        same = [name for name in INSTALLED if sorted(name) == sorted(word)]
+        same = [name for name in ADDED_ESTIMATORS if sorted(name) == sorted(word)]
         # `gdpo2` is not a misspelled `gd2po`: digits must stay at their places.
         anagram = any(all(a == b or not a.isdigit() for a, b in zip(name, word, strict=True)) for name in same)
         severity = "error" if anagram else "warning"

@@ -26,12 +26,12 @@ logger = logging.getLogger("verl_ext")
 
 def store_presets(config_store: ModuleType) -> None:
     """Store the presets in Hydra's ConfigStore."""
-    from verl_ext.registry import INSTALLED
+    from verl_ext.registry import ADDED_ESTIMATORS
 
     store = partial(config_store.ConfigStore.instance().store, group=PRESETS, package="_global_", provider=PRESETS)
     for path in FILES.glob("*.yaml"):
         store(name=path.stem, node=read_yaml(path))
-    for name in INSTALLED:
+    for name in ADDED_ESTIMATORS:
         try:
             store(name=name, node=preset(name))
         except Exception as error:  # noqa: BLE001 - another package must not break the import of Hydra

@@ -1,4 +1,4 @@
-"""Between verl's batch, with `B` rows of `L` tokens, and one number per trajectory.
+"""Between verl's batch, with `B` rows of `L` tokens, and one number for each of its `T` trajectories.
 
 `RowIndex` maps rows to trajectories and back: it skips padding, and counts the outputs of a session once. The functions
 below it sum the tokens of each row, and write one number per row over the tokens of a mask.
@@ -26,7 +26,7 @@ class RowIndex:
     """
 
     scored: Index
-    """`[N]` the row that carries the score of the trajectory."""
+    """`[T]` the row that carries the score of the trajectory."""
     trajectory_of_row: Index
     """`[B]` the trajectory of each row, -1 for padding."""
     order: Index
@@ -39,7 +39,7 @@ class RowIndex:
 
     @property
     def outputs(self) -> Array:
-        """`[N]` the number of rows of each trajectory."""
+        """`[T]` the number of rows of each trajectory."""
         rows = np.ones(len(self.trajectory_of_row))
         return self.total(rows)
 
@@ -101,7 +101,7 @@ class RowIndex:
         return rows_of_trajectory
 
     def gather(self, per_row: Array) -> Array:
-        """Select the values of the scored rows: `[B, ...] -> [N, ...]`."""
+        """Select the values of the scored rows: `[B, ...] -> [T, ...]`."""
         return per_row[self.scored]
 
     def labels(self, per_row: Sequence[Hashable]) -> list[Hashable]:
@@ -109,13 +109,13 @@ class RowIndex:
         return [per_row[row] for row in self.scored.tolist()]
 
     def total(self, per_row: Array) -> Array:
-        """Sum over the rows of each trajectory: `[B] -> [N]`."""
+        """Sum over the rows of each trajectory: `[B] -> [T]`."""
         is_real = self.trajectory_of_row >= 0
         totals = np.bincount(self.trajectory_of_row[is_real], weights=per_row[is_real])
         return totals.astype(np.float64)  # `bincount` of no rows returns integers
 
     def scatter(self, per_trajectory: Array) -> Array:
-        """Broadcast the value of each trajectory to its rows, 0 to padding: `[N] -> [B]`."""
+        """Broadcast the value of each trajectory to its rows, 0 to padding: `[T] -> [B]`."""
         # The -1 of padding selects the 0 at the end.
         return np.append(per_trajectory, 0.0)[self.trajectory_of_row]
 

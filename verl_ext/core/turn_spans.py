@@ -64,7 +64,7 @@ from verl_ext.core.row_index import RowIndex
 
 @dataclass(frozen=True)
 class TurnSpans:
-    """The token spans of the turns of `N` trajectories. A span is a maximal run of ones in the response mask.
+    """The token spans of the turns of `T` trajectories. A span is a maximal run of ones in the response mask.
 
     The module's docstring has an example of every field.
 
@@ -74,11 +74,11 @@ class TurnSpans:
     bounds: Index
     """`[2 S]` where each of the `S` spans begins and ends, in the flattened mask."""
     span_of_turn: Index
-    """`[M]` the span of each turn, -1 for a turn without tokens."""
+    """`[N]` the span of each turn, -1 for a turn without tokens."""
     trajectory_of_turn: Index
-    """`[M]` the trajectory of each turn. The turns of a trajectory follow one another."""
+    """`[N]` the trajectory of each turn. The turns of a trajectory follow one another."""
     outputs: Array
-    """`[M]` number of rows that begin with the turn. A row without tokens belongs to its trajectory's first turn."""
+    """`[N]` number of rows that begin with the turn. A row without tokens belongs to its trajectory's first turn."""
 
     @classmethod
     def of(cls, mask: torch.Tensor, rows: RowIndex) -> TurnSpans:
@@ -114,7 +114,7 @@ class TurnSpans:
         )
 
     def tokens(self, mask: torch.Tensor) -> Array:
-        """Return `[M]` the number of tokens of each turn in the loss.
+        """Return `[N]` the number of tokens of each turn in the loss.
 
         The mask `[B, L]` may have fewer ones than the mask from which the spans were read.
         """

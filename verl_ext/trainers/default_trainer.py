@@ -21,8 +21,14 @@ from verl_ext.advantages.table import Request, Table
 from verl_ext.core.row_index import dense, uids_of
 from verl_ext.errors import IntegrationError
 from verl_ext.run import Run
-from verl_ext.run_config import has_algorithm, uses_verl_ext
-from verl_ext.trainers.mixin import METHODS, TrainerMixin, UnsupportedTrainer, require_same_parameters, with_mixin
+from verl_ext.run_config import uses_verl_ext
+from verl_ext.trainers.mixin import (
+    REQUIRED_METHODS,
+    TrainerMixin,
+    UnsupportedTrainer,
+    require_same_parameters,
+    with_mixin,
+)
 
 logger = logging.getLogger("verl_ext")
 
@@ -34,7 +40,7 @@ def install(trainer_base: ModuleType) -> None:
     """Wrap the function with which verl selects its own trainers and those of other packages."""
     verl_trainer = hooks.member(trainer_base, "PPOTrainer")
     try:
-        require_same_parameters(DefaultTrainer, verl_trainer, (*METHODS, "_compute_advantage"))
+        require_same_parameters(DefaultTrainer, verl_trainer, (*REQUIRED_METHODS, "_compute_advantage"))
     except IntegrationError:
         hooks.wrap(trainer_base, "get_trainer_cls", wrap_unsupported)
         raise
@@ -55,7 +61,7 @@ def wrap_get_trainer_cls(original: Callable[..., Any], name: str) -> Any:
     def make(*args: Any, **kwargs: Any) -> Any:
         trainer = chosen(*args, **kwargs)
         config = kwargs.get("config", args[0] if args else None)
-        if not isinstance(trainer, DefaultTrainer) and has_algorithm(config) and uses_verl_ext(config):
+        if not isinstance(trainer, DefaultTrainer) and uses_verl_ext(config):
             made_by = getattr(chosen, "__qualname__", type(chosen).__qualname__)
             raise IntegrationError(
                 f"trainer.v1.trainer_mode={name} is registered as the function {made_by}, and the "

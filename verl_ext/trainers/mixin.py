@@ -12,10 +12,11 @@ from typing import Any
 from verl_ext import hooks, update
 from verl_ext.advantages import checkpoint, dump
 from verl_ext.checks.judge import check_run, log_run
+from verl_ext.overrides import require_passed_on
 from verl_ext.run import Run
-from verl_ext.run_config import has_algorithm, uses_verl_ext
+from verl_ext.run_config import uses_verl_ext
 
-METHODS = ("__init__", "_save_checkpoint", "_load_checkpoint")
+REQUIRED_METHODS = ("__init__", "_save_checkpoint", "_load_checkpoint")
 """The methods of `TrainerMixin` that every run needs. The other methods are for the faster update alone."""
 
 
@@ -31,7 +32,7 @@ class TrainerMixin:
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         parent: Any = super()
-        self._verl_ext = start(self, config)
+        self._verl_ext = prepare_run(self, config)
         parent.__init__(config, *args, **kwargs)
 
     def _save_checkpoint(self) -> Any:
@@ -86,13 +87,13 @@ class UnsupportedTrainer:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         parent: Any = super()
         config = kwargs.get("config", args[0] if args else None)
-        if has_algorithm(config) and uses_verl_ext(config):
+        if uses_verl_ext(config):
             hooks.require()
         parent.__init__(*args, **kwargs)
 
 
-def start(trainer: TrainerMixin, config: Any) -> Run | None:
-    """Check the configuration, and return the run of a trainer. Return None if it uses nothing of verl_ext.
+def prepare_run(trainer: TrainerMixin, config: Any) -> Run | None:
+    """Check the configuration, log what was found, and return the run. Return None if it uses nothing of verl_ext.
 
     Raise if the run is rejected, or if the trainer would skip code of verl_ext that the run needs.
     """
@@ -104,12 +105,12 @@ def start(trainer: TrainerMixin, config: Any) -> Run | None:
         return None
     run.trainer = trainer
     if run.chain is not None and run.chain.stateful:
-        hooks.require_passed_on(type(trainer), TrainerMixin, ("_save_checkpoint", "_load_checkpoint"))
+        require_passed_on(type(trainer), TrainerMixin, ("_save_checkpoint", "_load_checkpoint"))
     if update.marks(run):
         update.require_engine()
         for verl_trainer in _trainers_of_verl(type(trainer)):
             require_same_parameters(TrainerMixin, verl_trainer, update.METHODS)
-        hooks.require_passed_on(type(trainer), TrainerMixin, update.METHODS)
+        require_passed_on(type(trainer), TrainerMixin, update.METHODS)
     dump.make_dump_dir(run)  # raise now, not at the first step
     return run
 

@@ -18,7 +18,13 @@ from verl_ext.advantages.prompts import FIELDS, naming_prompts
 from verl_ext.advantages.table import Request, Table
 from verl_ext.errors import IntegrationError
 from verl_ext.run import Run
-from verl_ext.trainers.mixin import METHODS, TrainerMixin, UnsupportedTrainer, require_same_parameters, with_mixin
+from verl_ext.trainers.mixin import (
+    REQUIRED_METHODS,
+    TrainerMixin,
+    UnsupportedTrainer,
+    require_same_parameters,
+    with_mixin,
+)
 
 RUNS: WeakSet[Run] = WeakSet()
 """The runs of this process's trainers."""
@@ -28,7 +34,7 @@ def install(ray_trainer: ModuleType) -> None:
     """Wrap the module's functions, and replace `RayPPOTrainer`, so that subclasses of other packages have the mixin."""
     verl_trainer = hooks.member(ray_trainer, "RayPPOTrainer")
     try:
-        require_same_parameters(RayTrainer, verl_trainer, METHODS)
+        require_same_parameters(RayTrainer, verl_trainer, REQUIRED_METHODS)
     except IntegrationError:
         hooks.replace(ray_trainer, "RayPPOTrainer", with_mixin(UnsupportedTrainer, verl_trainer))
         raise
@@ -107,7 +113,8 @@ def _write_token_scores(data: Any, table: Table, run: Run) -> None:
 def wrap_compute_data_metrics(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
     """`compute_data_metrics(batch, ...)`: add the metrics of verl_ext, because those of the step are local to `fit`.
 
-    Some trainers call the function several times in a step, for example for a part of the batch.
+    Some trainers call the function several times in a step, for example for a part of the batch. The default trainer
+    calls it, too, and then there is no run: `DefaultTrainer` adds its metrics itself.
     """
     metrics = original(batch, *args, **kwargs)
     run = run_of_caller()

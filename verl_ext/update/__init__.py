@@ -58,7 +58,7 @@ def order_rows(run: Run | None, batch: Any, metrics: dict[str, Any]) -> None:
 
 @contextmanager
 def marked(run: Run | None, batch: Any) -> Iterator[None]:
-    """Mark the batch of a pass of the actor or the reference, of the default trainer or `RayPPOTrainer`."""
+    """Mark the batch of a pass of the actor or the reference. Before the first pass, prepare the workers."""
     marks_of_run = marks(run)
     if run is None or not marks_of_run:
         yield
@@ -66,6 +66,7 @@ def marked(run: Run | None, batch: Any) -> Iterator[None]:
     if not run.workers_prepared:
         install_engine_on_workers(run.trainer)
         run.workers_prepared = True
+    # The batch of the default trainer has `extra_info`, that of `RayPPOTrainer` has `meta_info`.
     entries = batch.extra_info if hasattr(batch, "extra_info") else batch.meta_info
     entries.update(dict.fromkeys(marks_of_run, True))
     try:
@@ -81,7 +82,8 @@ def install_engine_on_workers(trainer: Any) -> None:
     if getattr(trainer, "ref_policy_wg", None) is not None:
         groups["ref_policy_wg"] = trainer.ref_policy_wg
     for name, group in groups.items():
-        problems = group.execute_all_sync("execute_func_rank_zero", install_engine)  # on every rank
+        # `execute_all_sync` calls the method on every rank, in spite of its name.
+        problems = group.execute_all_sync("execute_func_rank_zero", install_engine)
         problem_of_rank = {rank: problem for rank, problem in enumerate(problems) if problem}
         if problem_of_rank:
             distinct_problems = ", ".join(set(problem_of_rank.values()))

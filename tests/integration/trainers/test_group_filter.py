@@ -25,7 +25,7 @@ from verl_ext.core.row_index import RowIndex
 from verl_ext.core.step_lists import STEPS
 from verl_ext.core.steps import Center, DivideByBatchStd, WeightedSum
 from verl_ext.errors import IntegrationError
-from verl_ext.registry import INSTALLED
+from verl_ext.registry import ADDED_ESTIMATORS
 from verl_ext.run import Run
 
 NAN = float("nan")
@@ -205,7 +205,7 @@ def dropped(estimator, groups, *, chain=None, **algorithm):
     stored = {f"{uid}_{number}_0": row for uid, rewards in groups.items() for number, row in enumerate(rewards)}
     buffer = Buffer({uid: [f"{uid}_{number}_0" for number in range(len(rewards))] for uid, rewards in groups.items()})
     settings = settings_of(algorithm)
-    if chain is None and estimator in INSTALLED:
+    if chain is None and estimator in ADDED_ESTIMATORS:
         chain = build(estimator, settings)
     group_filter.replace_filter(trainer_of(buffer), Run(estimator, settings, chain))
     with queue_of(stored, []):

@@ -18,7 +18,7 @@ from tests.configs import compose
 from tests.integration.trainers.drawn import WIDTH, Drawn, batches, config_for
 from tests.integration.trainers.test_against_core import TRAINERS
 from verl_ext.errors import CheckpointError, ConfigurationError, DataError
-from verl_ext.registry import INSTALLED, build
+from verl_ext.registry import ADDED_ESTIMATORS, build
 from verl_ext.settings import Settings
 
 NEEDED = {
@@ -58,7 +58,7 @@ def with_other_fields(drawn: Drawn, rng: np.random.Generator) -> Drawn:
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.parametrize("name", ADDED_ESTIMATORS)
 @settings(max_examples=5, phases=[Phase.generate])
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), named=st.booleans(), logs=st.permutations(LOGS))
 def test_no_other_field_and_no_log_changes_an_advantage(

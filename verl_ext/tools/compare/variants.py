@@ -14,7 +14,7 @@ from verl_ext.core.groups import Array
 from verl_ext.core.rubrics import to_columns
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, listed
-from verl_ext.registry import INSTALLED, build
+from verl_ext.registry import ADDED_ESTIMATORS, build
 from verl_ext.settings import RewardsSettings, Settings
 from verl_ext.tools.arguments import parse_settings
 from verl_ext.tools.compare.rollouts import TOKENS, Rollouts
@@ -71,8 +71,8 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
             named.append((first, overrides, argument))
     if not named:
         raise ConfigurationError(
-            f"compare needs at least one estimator to compare with grpo. Add one of {listed(INSTALLED)}, or a list of "
-            "steps such as '[weighted_sum,center]'."
+            f"compare needs at least one estimator to compare with grpo. Add one of {listed(ADDED_ESTIMATORS)}, or a "
+            "list of steps such as '[weighted_sum,center]'."
         )
     for text in (*shared, *(text for _, overrides, _ in named for text in overrides)):
         if text.lstrip("+").startswith(UNUSED):
