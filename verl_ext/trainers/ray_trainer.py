@@ -80,7 +80,14 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
     if CURRENT.get() is not None:  # the default trainer calls it, too, and has read the rewards already
         return original(data, *args, **kwargs)
     run = run_of_caller(*args, *kwargs.values())
-    if run is None or data_proto.UID not in data.non_tensor_batch:
+    if run is None:
+        return original(data, *args, **kwargs)
+    if data_proto.UID not in data.non_tensor_batch:
+        if run.chain is not None:
+            raise IntegrationError(
+                f"The estimator {run.name!r} groups responses by prompt, but the batch has no field 'uid'. Set "
+                "batch.non_tensor_batch['uid'] in the trainer, as RayPPOTrainer.fit does."
+            )
         return original(data, *args, **kwargs)
 
     def fields_of_prompt(uid: Hashable) -> dict[str, Any]:

@@ -179,6 +179,13 @@ def test_token_scores_are_there_when_advantages_are_computed_and_do_not_become_t
     torch.testing.assert_close(with_fields.batch["advantages"], without.batch["advantages"], atol=0, rtol=0)
 
 
+def test_a_batch_without_uids_is_rejected_if_verl_ext_computes_the_advantages() -> None:
+    data = batch()
+    del data.non_tensor_batch["uid"]
+    with pytest.raises(IntegrationError, match=facts("'gdpo'", "uid")):
+        OwnFit(compose("algorithm.adv_estimator=gdpo", KEYS)).advantages(data)
+
+
 def test_a_field_that_the_batch_lacks_is_named() -> None:
     steps = "+algorithm.compose.steps=[weighted_sum,tests.integration.own_steps:BySource,center]"
     with pytest.raises(ConfigurationError, match=facts("'data_source'", "'acc', 'format'")):
