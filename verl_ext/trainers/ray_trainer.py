@@ -63,7 +63,12 @@ def run_of_caller(*arguments: Any) -> Run | None:
     the arguments. The section alone cannot name the run, because some trainers pass a copy of their section, or none.
     It would also name the run of a trainer that does not compute its advantages with verl's functions, which must be
     rejected.
+
+    Up to Python 3.12, `f_locals` is a copy of the variables that stays in the frame. It keeps the last batch of `fit`
+    in memory until the next call of this function, so the stack is read only if this process has a run.
     """
+    if not RUNS:
+        return None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         caller = frame.f_locals.get("self")

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,20 @@ def test_each_logs_the_metrics_of_its_own_batch() -> None:
         {"reward/format/mean"},
         set(),
     ]
+
+
+def test_without_a_run_of_verl_ext_the_last_batch_is_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OwnLoop(OwnFit):
+        def fit(self) -> bool:
+            data = self.advantages(batch())
+            last_batch = weakref.ref(data)
+            ray_trainer.compute_data_metrics(data, use_critic=False)
+            data = None
+            return last_batch() is not None  # while the frame of `fit` exists
+
+    monkeypatch.setattr("verl_ext.trainers.ray_trainer.RUNS", weakref.WeakSet())
+    trainer = OwnLoop(compose("algorithm.adv_estimator=grpo"))
+    assert not trainer.fit()
 
 
 def test_a_trainer_of_verl_that_imported_the_function_by_name_is_recognized_by_its_call() -> None:
