@@ -205,9 +205,10 @@ def _require_complete_step(home: Path) -> None:
 
 
 def load(run: Run) -> None:
-    """Load the state after verl has loaded its checkpoint. Raise if an estimator with a state cannot continue with it.
+    """Load the state after verl has loaded its checkpoint, and note the step after which the run begins.
 
-    Log a warning if the checkpoint has no state, or if another estimator, other rewards or other weights saved it.
+    Raise if an estimator with a state cannot continue with it. Log a warning if the checkpoint has no state, or if
+    another estimator, other rewards or other weights saved it.
     """
     config = run.trainer.config.trainer
     if config.resume_mode == "disable" or run.step <= 0:
