@@ -48,8 +48,10 @@ def history(run, step):
 
 
 def dumped(run, step):
-    (path,) = run.folder.glob(f"dump/*/advantages-{step:08d}-000.parquet")
-    return pandas.read_parquet(path)
+    """Return the dump of a step. A killed run may have dumped the step that the resumed run computes again."""
+    paths = run.folder.glob(f"dump/*/advantages-{step:08d}-000.parquet")
+    newest = max(paths, key=lambda path: path.stat().st_mtime)
+    return pandas.read_parquet(newest)
 
 
 @pytest.mark.parametrize("estimator", ["gdpo", "dgpo"])
