@@ -241,12 +241,13 @@ class Table:
 
         verl's manager `rate_limited` itself scores a response whose scoring timed out, with 0 and without a `score`.
         """
-        returned = self._find(SCORE) if self.is_returned(SCORE) else None
-        if returned is None:
+        values = self._find(SCORE) if self.is_returned(SCORE) else None
+        if values is None:
             return self.trainer_score(strict=strict)
-        values = list(returned)
-        for trajectory, value in enumerate(values):
-            if value is None:
+        missing = [trajectory for trajectory, value in enumerate(values) if value is None]
+        if missing:  # otherwise the values stay an array, which may be `[N, 1]`
+            values = list(values)
+            for trajectory in missing:
                 values[trajectory] = float(self.trainer_score()[trajectory])
         return self._numbers(SCORE, values, strict=strict)
 
@@ -336,7 +337,7 @@ class Table:
             raise DataError(
                 f"The reward {key!r} has {len(values)} entries for {size} responses. Return one value per response."
             )
-        if isinstance(values, torch.Tensor):
+        if isinstance(values, torch.Tensor) and not values.is_nested:  # nested: a value per token, so not one number
             values = values.double().cpu().numpy()
         is_array_of_numbers = isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.size == size
         if is_array_of_numbers:
