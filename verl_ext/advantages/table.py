@@ -245,7 +245,7 @@ class Table:
         if values is None:
             return self.trainer_score(strict=strict)
         missing = [trajectory for trajectory, value in enumerate(values) if value is None]
-        if missing:  # otherwise the values stay an array, which may be `[N, 1]`
+        if missing:  # otherwise the values stay an array, which may be `[T, 1]`
             values = list(values)
             for trajectory in missing:
                 values[trajectory] = float(self.trainer_score()[trajectory])
