@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from verl_ext import hooks
 from verl_ext.advantages import data_proto
-from verl_ext.advantages.estimator import CURRENT, computing
+from verl_ext.advantages.estimator import computing
 from verl_ext.advantages.log import log_estimator_of_verl
 from verl_ext.advantages.prompts import FIELDS, naming_prompts
 from verl_ext.advantages.table import Request, Table
@@ -70,9 +70,10 @@ def run_of_caller(*arguments: Any) -> Run | None:
 
 
 def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
-    """`compute_advantage(data, ...)`: compute with the rewards of the batch."""
-    if CURRENT.get() is not None:  # the default trainer calls it, too, and has read the rewards already
-        return original(data, *args, **kwargs)
+    """`compute_advantage(data, ...)`: compute with the rewards of the batch.
+
+    The default trainer calls it, too. Its run is not among those of `run_of_caller`.
+    """
     run = run_of_caller(*args, *kwargs.values())
     if run is None or data_proto.UID not in data.non_tensor_batch:
         return original(data, *args, **kwargs)
