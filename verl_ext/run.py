@@ -161,8 +161,7 @@ class Run:
 
         Some trainers ask several times in a step. Raise if the estimator was not called since the last step.
         """
-        has_new_batch = self.estimator_called or bool(self.metrics)
-        if has_new_batch or self.logged_at != self.step:
+        if self.metrics or self.logged_at != self.step:
             self.add_metrics(metrics)
         else:
             metrics |= self.logged | metrics

@@ -105,7 +105,7 @@ def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in {**before, **now}:
             yield from _differences(before.get(name), now.get(name), f"{path}.{name}")
-    elif before != now and repr(before) != repr(now):  # NaN does not equal itself
+    elif before != now:
         yield f"{path} was {before!r} at the start and is {now!r}"
 
 

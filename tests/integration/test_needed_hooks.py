@@ -99,11 +99,13 @@ for name, overrides in (
     ("SHARE", (GRPO, "+algorithm.verl_ext.share_prompts=True")),
     ("VERLS", (GRPO,)),
 ):
-    try:
-        Trainer(compose(*overrides))
-        print(name, "started")
-    except IntegrationError as error:
-        print(name, "refused", str(error).replace(chr(10), " "))
+    config = compose(*overrides)
+    for start in (lambda: Trainer(config), lambda: Trainer(config=config)):
+        try:
+            start()
+            print(name, "started")
+        except IntegrationError as error:
+            print(name, "refused", str(error).replace(chr(10), " "))
 """
 
 
@@ -116,7 +118,9 @@ def test_a_trainer_whose_methods_have_changed_rejects_every_run_that_uses_the_pa
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     for name in ("GDPO", "LOGGED", "SHARE"):
         assert a_line_says(done.stdout, f"{name} refused", module, "_save_checkpoint"), f"{done.stdout}\n{done.stderr}"
+        assert not a_line_says(done.stdout, f"{name} started"), done.stdout
     assert a_line_says(done.stdout, "VERLS started"), done.stdout
+    assert not a_line_says(done.stdout, "VERLS refused"), done.stdout
 
 
 MOVED = """

@@ -31,7 +31,7 @@ from verl_ext.checks.losses import aggregates_itself
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.names import owner
 from verl_ext.registry import ADDED_ESTIMATORS, entries_read
-from verl_ext.run_config import sections_in_use, select, uses_verl_ext
+from verl_ext.run_config import entries_in_use, sections_in_use, select, uses_verl_ext
 from verl_ext.settings import RewardsSettings
 from verl_ext.trainers.mixin import TrainerMixin, prepare_run
 
@@ -103,6 +103,12 @@ def test_verls_registry_stays_as_it_is_and_only_its_gdpo_is_not_found(monkeypatc
     assert core_algos.get_adv_estimator_fn("gdpo") is his
 
 
+def test_a_name_of_this_package_that_verl_registers_later_is_verls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "maxrl", REGISTRY["rloo"])
+    assert not computed_by_verl_ext("maxrl")
+    assert owner("maxrl") == core_algos.__name__
+
+
 def test_a_function_that_names_no_module_is_somebodys_too(monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, Any] = {}
     exec("def made(**_): ...", made)
@@ -170,8 +176,14 @@ def test_verl_is_not_said_to_compute_what_a_function_that_wraps_verls_computes(
     assert aggregates_itself("sapo") is False
 
 
-def test_one_that_is_registered_after_the_trainer_was_made_ends_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("batches_before", [0, 1])
+def test_one_that_is_registered_after_the_trainer_was_made_ends_the_step(
+    batches_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the metrics of the batch before were not logged."""
     trainer = OwnFit(compose("+verl_ext=drgrpo", "algorithm.rewards.keys=[acc]"))
+    for _ in range(batches_before):
+        trainer.advantages()
     monkeypatch.setitem(REGISTRY, "drgrpo", his)
     with pytest.raises(IntegrationError, match="drgrpo"):
         trainer.advantages()
@@ -212,6 +224,7 @@ TRIED: dict[str, tuple[str, ...]] = {
     "a name like the presets'": ("algorithm.adv_estimator=grpo", "+verl_exp=mine"),
     "what verl reads otherwise": ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.checkpoint.save_contents=3"),
     "no section of rewards": ("algorithm.adv_estimator=grpo", "~reward"),
+    "a filter that is not enabled": ("algorithm.adv_estimator=grpo", "++algorithm.filter_groups.metric=any_reward"),
     "an experimental trainer": ("algorithm.adv_estimator=grpo", "+rollout.n=1", "+algorithm.rewards={}"),
 }
 
@@ -232,6 +245,28 @@ def test_a_section_belongs_to_the_package_that_registers_an_estimator_of_its_nam
     with mock.patch.dict(REGISTRY, {"dara": his}):
         assert list(sections_in_use(config.algorithm)) == []
         assert not uses_verl_ext(config)
+
+
+GRPO = "algorithm.adv_estimator=grpo"
+FILTER = "algorithm.filter_groups"
+FILTERED = (GRPO, f"++{FILTER}.enable=True")
+FUNCTION = "reward.custom_reward_function.path"
+# Overrides, and the entry with which the run uses the package: there is no other.
+USED: dict[str, tuple[tuple[str, ...], str]] = {
+    "an estimator": ((MAXRL,), "algorithm.adv_estimator"),
+    "a preset": (("+verl_ext=gdpo", GRPO, "~algorithm.verl_ext"), "verl_ext_presets"),
+    "the section verl_ext": ((GRPO, "+algorithm.verl_ext.share_prompts=False"), "algorithm.verl_ext"),
+    "a filter of any reward": ((*FILTERED, f"++{FILTER}.metric=any_reward"), f"{FILTER}.metric"),
+    "a filter by accuracy": ((*FILTERED, f"++{FILTER}.metric=accuracy_between"), f"{FILTER}.metric"),
+    "a reward function": ((GRPO, f"{FUNCTION}=pkg://verl_ext.rewards.gsm8k"), FUNCTION),
+    "a section": ((GRPO, "+algorithm.rewards.keys=[acc]"), "algorithm.rewards"),
+}
+
+
+@pytest.mark.parametrize("case", USED)
+def test_one_entry_of_this_package_is_enough_for_a_run_to_use_it(case: str) -> None:
+    overrides, path = USED[case]
+    assert list(entries_in_use(compose(*overrides))) == [path]
 
 
 def known_configurations() -> Iterator[tuple[str, str]]:

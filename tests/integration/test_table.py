@@ -9,6 +9,7 @@ import torch
 
 from tests.calls import object_array, table_of
 from verl_ext import Settings, build, per_turn
+from verl_ext.advantages import queue
 from verl_ext.advantages.table import Request, Table
 from verl_ext.core.row_index import RowIndex
 from verl_ext.errors import DataError
@@ -46,6 +47,45 @@ def test_a_reward_named_score_that_no_function_returned_is_read_from_the_trainer
     fields = {"acc": object_array([1.0, 0.0, 0.0, 1.0])}
     table = table_of(run, fields, UIDS, MASK, returned=["acc"], tensors=tensors)
     assert table.column("score").tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_what_the_agent_loop_wrote_is_read_before_a_field_of_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"depth": object_array([5.0, 6.0]), "extra_fields": object_array([{"depth": 1.0}, {"depth": 2.0}])}
+    monkeypatch.setattr(queue, "fetch", lambda *_: dict(fields))
+    table = queue.read_table(["p_0_0", "p_1_0"], "train", Request(Settings().rewards, names=("depth",)))
+    assert table.column("depth").tolist() == [1.0, 2.0]
+    fields["extra_fields"] = object_array([{}, {}])
+    table = queue.read_table(["p_0_0", "p_1_0"], "train", Request(Settings().rewards, names=("depth",)))
+    assert table.column("depth").tolist() == [5.0, 6.0]
+
+
+def test_a_run_that_needs_no_reward_reads_nothing_from_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[Any] = []
+    monkeypatch.setattr(queue, "fetch", lambda *given: fetched.append(given) or {})
+    table = queue.read_table(["p_0_0", "q_0_0"], "train", Request(Settings().rewards))
+    assert table.labels == ["p", "q"]
+    assert fetched == []
+
+
+@pytest.mark.parametrize(("width", "truncated"), [(7, [True, False, False, False]), (5, [False] * 4)])
+def test_a_response_is_truncated_if_it_has_the_maximum_length_without_its_prompt(
+    width: int, truncated: list[bool]
+) -> None:
+    run = run_of("drgrpo", {"rewards": {"keys": ["tool"], "per_turn": ["tool"]}})  # at most 7 tokens
+    lengths = torch.tensor([[width], [width - 1], [width - 2], [1]])
+    mask = (torch.arange(width) < lengths).long()
+    prompt = torch.ones(4, 3, dtype=torch.int64)
+    tensors = {"attention_mask": torch.cat([prompt, mask], dim=1)}
+    table = table_of(run, {"tool": object_array([per_turn([1.0])] * 4)}, UIDS, mask, returned=["tool"], tensors=tensors)
+    assert table.truncated is not None
+    assert table.truncated.tolist() == truncated
+
+
+def test_a_returned_reward_whose_field_is_gone_is_no_result() -> None:
+    run = run_of("gdpo", {"rewards": {"keys": ["acc"]}})
+    table = table_of(run, {"acc": object_array([1.0] * 4)}, UIDS, MASK, returned=["acc", "gone"])
+    assert table.results is not None
+    assert [*table.results] == ["acc"]
 
 
 def test_without_a_kl_term_the_score_is_left_to_the_estimator() -> None:

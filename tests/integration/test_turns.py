@@ -105,6 +105,13 @@ def test_a_missing_entry_at_the_end_is_0_and_counted_and_a_batch_without_any_is_
     assert torch.equal(short, advantages("drgrpo", MASKS, {"tool": texts(full), "right": RIGHT}))
 
 
+def test_missing_entries_are_counted_even_if_no_reward_is_logged():
+    run = run_of("drgrpo", {"rewards": CONFIG["rewards"] | {"log": "none"}})
+    advantages("drgrpo", MASKS, {"tool": texts([[1.0, 0.0], [1.0], [0.0], []]), "right": RIGHT}, run=run)
+    assert run.metrics["reward/tool/missing_entries"] == 3
+    assert "reward/tool/mean" not in run.metrics
+
+
 def test_entries_that_are_not_scored_are_left_out():
     assert math.isnan(json.loads(per_turn([math.nan]))[0])
     lists = [[1.0, math.nan], [1.0], [0.0, 1.0, 1.0], [0.0]]

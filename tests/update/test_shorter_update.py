@@ -13,7 +13,8 @@ from tests.update import updates
 from verl_ext import hooks, update
 from verl_ext.errors import IntegrationError
 from verl_ext.trainers.mixin import TrainerMixin, with_mixin
-from verl_ext.update import SHARE_MARK, SKIP_MARK, split
+from verl_ext.update import SHARE_MARK, SKIP_MARK, engine, split
+from verl_ext.update import order as order_module
 from verl_ext.update.order import order as order_of
 
 FIGURES = ("actor/rows_kept", "actor/tokens_kept", "actor/prompt_tokens_saved", "actor/prompts_recomputed")
@@ -143,21 +144,31 @@ class Workers:
 
 
 class Passes:
-    """Stands in for verl's trainer: it keeps what an update is given."""
+    """Stands in for verl's trainer: it keeps what each of its passes is given."""
 
-    def __init__(self, config, group):
-        self.actor_rollout_wg, self.given = group, []
+    def __init__(self, config, group, ref_group=None):
+        self.actor_rollout_wg, self.ref_policy_wg, self.given = group, ref_group, []
 
-    def _update_actor(self, batch):
+    def _balance_batch(self, batch, metrics):
+        """As `PPOTrainer`, which returns another batch."""
+        return SimpleNamespace(balanced=batch)
+
+    def _compute_old_log_prob(self, batch):
         self.given.append(dict(vars(batch).popitem()[1]))
+
+    _compute_ref_log_prob = _update_actor = _compute_old_log_prob
 
 
 Trainer = with_mixin(TrainerMixin, Passes)
 
 
-def trainer_with(group, *settings):
+def configuration(*settings):
     on = (f"+algorithm.verl_ext.{name}=True" for name in settings)
-    return Trainer(compose("actor_rollout_ref.actor.use_dynamic_bsz=True", *on), group)
+    return compose("actor_rollout_ref.actor.use_dynamic_bsz=True", *on)
+
+
+def trainer_with(group, *settings):
+    return Trainer(configuration(*settings), group)
 
 
 @pytest.mark.parametrize(
@@ -169,21 +180,77 @@ def trainer_with(group, *settings):
     ],
 )
 @pytest.mark.parametrize("name", ["extra_info", "meta_info"])
-def test_a_pass_is_marked_and_its_data_does_not_stay_so(settings, marks, name):
+@pytest.mark.parametrize("method", ["_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor"])
+def test_a_pass_is_marked_and_its_data_does_not_stay_so(settings, marks, name, method):
     group, entries = Workers("", ""), {"temperature": 1.0}
     trainer = trainer_with(group, *settings)
     for _ in range(2):
-        trainer._update_actor(SimpleNamespace(**{name: entries}))
+        getattr(trainer, method)(SimpleNamespace(**{name: entries}))
         assert entries == {"temperature": 1.0}
     assert trainer.given == [{"temperature": 1.0, **marks}] * 2
     assert group.asked == bool(marks)
 
 
-def test_a_rank_without_the_package_is_named_before_the_first_pass():
-    trainer = trainer_with(Workers("", "no such module"), "share_prompts")
-    with pytest.raises(IntegrationError, match=r"\[1\]"):
+def test_a_pass_that_fails_does_not_leave_its_data_marked():
+    class Fails(Passes):
+        def _update_actor(self, batch):
+            raise ValueError("out of memory")
+
+    trainer = with_mixin(TrainerMixin, Fails)(configuration("skip_zero_advantage"), Workers(""))
+    entries = {"temperature": 1.0}
+    with pytest.raises(ValueError, match="memory"):
+        trainer._update_actor(SimpleNamespace(extra_info=entries))
+    assert entries == {"temperature": 1.0}
+
+
+@pytest.mark.parametrize("group", ["actor_rollout_wg", "ref_policy_wg"])
+def test_a_rank_without_the_package_is_named_before_the_first_pass(group):
+    groups = {"actor_rollout_wg": Workers("", ""), "ref_policy_wg": Workers("", "")}
+    groups[group] = Workers("", "no such module")
+    trainer = Trainer(configuration("share_prompts"), groups["actor_rollout_wg"], groups["ref_policy_wg"])
+    with pytest.raises(IntegrationError, match=facts("[1]", group, "no such module")):
         trainer._update_actor(SimpleNamespace(meta_info={}))
     assert trainer.given == []
+
+
+class BalancesInPlace(Passes):
+    """As `RayPPOTrainer`, which returns nothing."""
+
+    def _balance_batch(self, batch, metrics): ...
+
+
+@pytest.mark.parametrize(("settings", "calls"), [((), 0), (("skip_zero_advantage",), 0), (("share_prompts",), 1)])
+def test_the_rows_of_the_balanced_batch_are_ordered_only_to_share_prompts(settings, calls, monkeypatch):
+    ordered = []
+    monkeypatch.setattr(order_module, "reorder", lambda *given: ordered.append(given))
+    batch, metrics = SimpleNamespace(), {}
+    trainer = trainer_with(Workers(""), *settings)
+    balanced = trainer._balance_batch(batch, metrics)
+    assert balanced.balanced is batch
+    assert ordered == [(trainer, balanced, metrics)] * calls
+    ordered.clear()
+    in_place = with_mixin(TrainerMixin, BalancesInPlace)(configuration(*settings), Workers(""))
+    assert in_place._balance_batch(batch, metrics) is None
+    assert ordered == [(in_place, batch, metrics)] * calls
+
+
+def test_a_subclass_whose_update_would_skip_the_marks_is_rejected_only_with_these_settings():
+    class Skips(Trainer):
+        def _update_actor(self, batch): ...
+
+    Skips(compose("+algorithm.rewards.keys=[acc]"), Workers(""))
+    for setting in ("skip_zero_advantage", "share_prompts"):
+        with pytest.raises(IntegrationError, match=facts("Skips._update_actor", "super()._update_actor")):
+            Skips(configuration(setting), Workers(""))
+
+
+def test_an_engine_that_cannot_read_the_marks_rejects_the_run_in_the_trainer_with_its_problem(monkeypatch):
+    def fail():
+        raise IntegrationError("no such function")
+
+    monkeypatch.setattr(engine, "install", fail)
+    with pytest.raises(IntegrationError, match=facts("no such function", "algorithm.verl_ext.share_prompts=False")):
+        trainer_with(Workers(""), "share_prompts")
 
 
 class OtherParameters(Passes):

@@ -6,10 +6,14 @@ Rewards and where they go, missing responses, dynamic sampling, turns, and train
 import functools
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pandas
 import pytest
 import transfer_queue as tq
 from hypothesis import given, settings
@@ -23,9 +27,11 @@ from tests.integration.pipeline import Pipeline, Update, answers_to
 from tests.integration.stand_ins import REWARDS
 from tests.integration.trainers import default_runs
 from tests.integration.trainers.default_runs import ACC, DRGRPO, GDPO, HADW, PADDED
-from tests.integration.trainers.drawn import CASES, Drawn, batches, check
+from tests.integration.trainers.drawn import CASES, Drawn, batches, check, config_for
+from tests.integration.trainers.ray_runs import OwnFit
+from tests.integration.trainers.test_what_decides import group
 from verl_ext.errors import DataError, IntegrationError
-from verl_ext.trainers.default_trainer import DefaultTrainer
+from verl_ext.trainers.default_trainer import DefaultTrainer, missing_responses
 
 
 def test_a_reward_and_a_step_read_what_the_agent_loop_wrote(pipeline: Pipeline) -> None:
@@ -81,6 +87,31 @@ def test_which_rewards_are_logged(pipeline: Pipeline, overrides: tuple[str, ...]
     assert {name.split("/")[1] for name in metrics if name.startswith("reward/") and name.endswith("/std")} == names
 
 
+def test_token_scores_are_written_to_the_queue_on_the_last_token_of_each_response() -> None:
+    rewards = {"keys": ["a", "b"], "token_scores": True}
+    trainer = default_runs.made(config_for("gdpo", {"rewards": rewards}))
+    drawn = group([1.0, 0.0, 1.0, 1.0], {"a": [1.0, 0.0, 0.5, 0.0], "b": [0.0, 0.0, 1.0, 1.0]})
+    with default_runs.in_this_process():
+        default_runs.computed(trainer, drawn)
+        fields = tq.kv_batch_get(
+            keys=drawn.names, partition_id=default_runs.PARTITION, select_fields=["token_level_scores_a"]
+        )
+    padded = fields["token_level_scores_a"].to_padded_tensor(0.0)
+    assert padded.tolist() == [[0.0, 1.0], [0.0, 0.0], [0.0, 0.5], [0.0, 0.0]]
+
+
+def test_the_dump_of_an_estimator_of_verl_has_the_trainers_scores_and_verls_advantages(tmp_path: Path) -> None:
+    algorithm = {"rewards": {"keys": ["a"]}, "verl_ext": {"dump_dir": str(tmp_path)}}
+    scores = [1.0, 0.0, 0.5, 0.25]
+    drawn = group(scores, {"a": [1.0, 0.0, 0.0, 1.0]})
+    advantages, _ = default_runs.step(default_runs.made(config_for("grpo", algorithm)), drawn, hooked=False)
+    (path,) = tmp_path.rglob("*.parquet")
+    table = pandas.read_parquet(path)
+    assert table["total"].tolist() == scores
+    assert table["advantage"].tolist() == pytest.approx(advantages[:, 0].tolist())
+    assert table["tokens"].tolist() == [2, 2, 2, 2]
+
+
 MISSING = "advantage/missing_responses"
 
 
@@ -111,6 +142,18 @@ def test_responses_that_did_not_come_are_left_out_counted_and_said(
     assert says(caplog.text, MISSING, "sync_refill_failed_groups=True")
 
 
+@pytest.mark.parametrize(
+    ("updates_per_step", "arrived", "missing"), [(1, 32, 0), (1, 30, 2), (2, 16, 0), (2, 15, 1), (2, 20, 0)]
+)
+def test_the_responses_that_are_missing_are_those_of_one_update(
+    updates_per_step: int, arrived: int, missing: int
+) -> None:
+    """A step of 4 prompts with 8 responses each."""
+    config = compose("data.train_batch_size=4", "actor_rollout_ref.rollout.n=8")
+    trainer = SimpleNamespace(config=config, parameter_sync_step=updates_per_step, global_steps=1)
+    assert missing_responses(trainer, arrived) == missing
+
+
 FILTER = ("++algorithm.filter_groups.enable=True", "++algorithm.filter_groups.metric=any_reward")
 
 
@@ -129,6 +172,24 @@ def test_a_group_whose_rewards_vary_is_trained_on_although_its_score_does_not(pi
 def test_a_key_that_one_sample_lacks_stops_the_run_and_names_it(pipeline: Pipeline) -> None:
     with pytest.raises(DataError, match=facts("reward 'acc'", "missing", "data_source='letters'", "prompt")):
         pipeline.run("other keys", *DRGRPO, ACC)
+
+
+def test_a_configuration_that_a_ray_trainer_of_the_process_shares_is_computed_from_the_queue() -> None:
+    trainer = default_runs.made(config_for("drgrpo", {"rewards": {"keys": ["a"]}, "drgrpo": {"check_loss": False}}))
+    other = OwnFit(trainer.config)
+    assert other._verl_ext is not None
+    drawn = group([0.0] * 4, {"a": [1.0, 0.0, 0.0, 1.0]})
+    advantages, _ = default_runs.step(trainer, drawn, hooked=False)
+    assert advantages[:, 0].tolist() == [0.5, -0.5, -0.5, 0.5]
+
+
+def test_an_error_about_a_reward_names_the_data_of_its_own_prompt() -> None:
+    drawn = group([1.0] * 4, {"a": [1.0, 0.0, ..., 1.0]})
+    source = ["letters", "letters", "digits", "digits"]
+    drawn = replace(drawn, prompt=[0, 0, 1, 1], session=[0, 1, 0, 1], source=source)
+    trainer = default_runs.made(config_for("gdpo", {"rewards": {"keys": ["a"]}}))
+    with pytest.raises(DataError, match=facts("'a'", "data_source='digits'")):
+        default_runs.step(trainer, drawn, hooked=False)
 
 
 BY_TURN = "+algorithm.rewards={keys:[%s,acc],per_turn:[%s]}"

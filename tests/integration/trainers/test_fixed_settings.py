@@ -19,6 +19,7 @@ OURS = {"rewards": {"keys": KEYS, "weights": [1, 2]}, "gdpo": {"whiten": "token"
 CHANGED: dict[str, tuple[dict[str, Any], str, Any, tuple[str, ...]]] = {
     "the weights": (OURS, "rewards.weights", [2, 1], ("algorithm.rewards.weights", "[1, 2]", "[2, 1]", "start")),
     "weights that were not set": ({"rewards": {"keys": KEYS}}, "rewards.weights", [2, 1], ("None", "[2, 1]")),
+    "a section without the weights": (OURS, "rewards", {"keys": KEYS}, ("algorithm.rewards.weights", "[1, 2]", "None")),
     "weights that are removed": (OURS, "rewards.weights", None, ("[1, 2]", "None")),
     "verl's name of the weights": (
         {"gdpo_reward_keys": KEYS, "gdpo_reward_weights": [1, 2], "gdpo": {"whiten": "token"}},
@@ -38,7 +39,7 @@ def trainer_of(runs: Any, name: str, algorithm: dict[str, Any]) -> Any:
 
 
 def change(trainer: Any, path: str, value: Any) -> None:
-    OmegaConf.update(trainer.config, f"algorithm.{path}", value, force_add=True)
+    OmegaConf.update(trainer.config, f"algorithm.{path}", value, merge=False, force_add=True)
 
 
 @TRAINERS

@@ -291,10 +291,11 @@ def test_each_computes_with_its_own_settings_whichever_was_made_last(cls: type[A
 
 
 @pytest.mark.parametrize("base", [OwnFit, Copies])
-def test_one_that_was_not_checked_is_not_taken_for_another_with_the_same_entries(base: type[Any]) -> None:
+def test_one_that_was_not_checked_is_not_taken_for_another_with_the_same_configuration(base: type[Any]) -> None:
     """Its `__init__` calls no other."""
     own_init = type("OwnInit", (base,), {"__init__": lambda self, config: setattr(self, "config", config)})
-    checked, other = OwnFit(compose(*HADW)), own_init(compose(*HADW))
+    config = compose(*HADW)
+    checked, other = OwnFit(config), own_init(config)
     for _ in range(2):
         with pytest.raises(IntegrationError):
             other.fit()
@@ -359,6 +360,7 @@ def test_in_another_thread_the_run_is_the_one_whose_section_is_passed() -> None:
     twin = InAThread(first.config)  # nothing says which of the two calls
     with pytest.raises(IntegrationError):
         twin.fit(steps=1)
+    assert first._verl_ext.state["weight_by_history"]["updates"] == 2
 
 
 @pytest.mark.parametrize("cls", [OwnFit, Copies, Omits])

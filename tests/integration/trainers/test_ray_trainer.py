@@ -44,6 +44,22 @@ def test_a_run_that_is_not_ours_passes_through_whatever_its_configuration_looks_
     assert not [name for name in metrics if name.startswith(("reward/", "advantage/"))]
 
 
+def test_a_batch_without_uids_is_left_to_verl() -> None:
+    """Some of verl's estimators need no groups."""
+    data = batch()
+    del data.non_tensor_batch["uid"]
+    trainer = OwnFit(compose("algorithm.adv_estimator=reinforce_plus_plus", KEYS))
+    assert trainer.advantages(data).batch["advantages"].abs().max() > 0
+
+
+def test_the_estimator_may_be_a_member_of_verls_enum() -> None:
+    config = compose(KEYS)
+    config.algorithm.adv_estimator = core_algos.AdvantageEstimator.GDPO
+    [(of_enum, _)] = OwnFit(config).fit()
+    _, [(of_name, _)] = own_fit("algorithm.adv_estimator=gdpo", KEYS)
+    assert per_row(of_enum) == per_row(of_name)
+
+
 def test_metrics_of_one_step_do_not_stay_for_the_next() -> None:
     class EverySecond(OwnFit):
         def fit(self) -> list[dict[str, Any]]:
@@ -83,6 +99,16 @@ def test_each_dictionary_of_a_step_gets_the_metrics_of_its_batch(name: str) -> N
         assert ours.items() <= second.items()
 
 
+@pytest.mark.parametrize("name", ["gdpo", "grpo"])
+def test_a_second_batch_of_a_step_has_the_metrics_of_its_own_rewards(name: str) -> None:
+    trainer = OwnFit(compose(f"algorithm.adv_estimator={name}", KEYS))
+    trainer.fit()
+    data = batch()
+    data.non_tensor_batch["acc"] = np.ones(8)
+    [(_, metrics)] = trainer.fit(data=data)
+    assert metrics["reward/acc/mean"] == 1.0
+
+
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_step_without_the_estimator_is_refused_though_the_step_before_asked_twice(step: int) -> None:
     trainer = AsksTwice(compose("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False"))
@@ -103,11 +129,12 @@ def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay()
         "data_source": np.array(["a"] * 4 + ["b"] * 4, dtype=object),
     }
     data.meta_info["reward_extra_keys"] = ["acc", "format", "steps", "perplexity", "note"]
-    metrics = {"reward/acc/mean": "verl's"}
     trainer.advantages(data)
-    trainer._verl_ext.add_metrics(metrics)
+    for _ in range(2):  # the second time as for a part of the batch
+        metrics = {"reward/acc/mean": "verl's"}
+        trainer._verl_ext.add_metrics_of_step(metrics)
+        assert metrics["reward/acc/mean"] == "verl's"
     assert {name.split("/")[1] for name in metrics} == {"acc", "format", "steps", "perplexity"}
-    assert metrics["reward/acc/mean"] == "verl's"
     assert metrics["reward/steps/mean"] == 2.0
     assert metrics["reward/steps/unscored"] == 6.0
     assert (metrics["reward/perplexity/max"], metrics["reward/perplexity/unscored"]) == (3.0, 3.0)
@@ -116,12 +143,50 @@ def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay()
 def test_rejected_responses_that_are_left_out_are_in_no_curve() -> None:
     data = batch()
     data.batch["response_mask"][0] = 0
-    data.meta_info["reward_extra_keys"] = ["acc", "format"]
+    scores = np.add(ACCURACY, FORMAT)
+    data.non_tensor_batch["score"] = scores
+    data.meta_info["reward_extra_keys"] = ["acc", "format", "score"]
     left_out = ["algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]"]
     trainer = OwnFit(compose(*left_out, "+algorithm.rewards.rejected=exclude"))
     [(_, metrics)] = trainer.fit(data=data)
     assert metrics["reward/acc/mean"] == pytest.approx(np.mean(ACCURACY[1:]))
     assert metrics["reward/format/mean"] == pytest.approx(np.mean(FORMAT[1:]))
+    assert metrics["reward/score/mean"] == pytest.approx(np.mean(scores[1:]))
+
+
+def test_a_batch_without_rejected_responses_counts_none() -> None:
+    _, [(_, metrics)] = own_fit("algorithm.adv_estimator=gdpo", KEYS)
+    assert metrics["advantage/rejected_responses"] == 0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("algorithm.adv_estimator=rloo", "+algorithm.rewards.log=all"),
+        ("algorithm.adv_estimator=grpo", "+algorithm.rewards.log=none"),
+        ("algorithm.adv_estimator=grpo", "algorithm.use_kl_in_reward=True"),
+    ],
+)
+def test_rewards_have_contributions_only_in_a_logged_grpo_without_a_kl_term(overrides: tuple[str, ...]) -> None:
+    def contributions(*given: str) -> list[str]:
+        _, [(_, metrics)] = own_fit(KEYS, *given)
+        return [name for name in metrics if name.startswith("advantage/contribution/")]
+
+    assert contributions("algorithm.adv_estimator=grpo") != []
+    assert contributions(*overrides) == []
+
+
+@pytest.mark.parametrize("kl", [False, True])
+def test_the_rest_beside_the_rewards_has_a_contribution_only_with_a_kl_term(kl: bool) -> None:
+    drgrpo = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False")
+    _, [(_, metrics)] = own_fit(*drgrpo, KEYS, f"algorithm.use_kl_in_reward={kl}")
+    assert ("advantage/contribution/rest" in metrics) == kl
+
+
+def test_a_dump_dir_that_cannot_be_made_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        OwnFit(compose("algorithm.adv_estimator=gdpo", KEYS, f"+algorithm.verl_ext.dump_dir={tmp_path}/file/dump"))
 
 
 def test_rows_that_verl_draws_anew_are_not_dumped(tmp_path: Path) -> None:

@@ -203,7 +203,9 @@ def test_a_column_score_of_the_data_set_is_never_the_reward(trainer: str, reward
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_the_key_score_is_what_the_reward_function_returned(trainer: str) -> None:
     drawn = group([1.0] * 4, {"score": FOUR, "acc": [1.0] * 4})
-    assert advantages_of(trainer, "drgrpo", {"keys": ["score"]}, drawn)[0] == CENTERED
+    found, metrics = advantages_of(trainer, "drgrpo", {"keys": ["score"]}, drawn)
+    assert found == CENTERED
+    assert metrics["reward/score/mean"] == 0.75
 
 
 ACCURACIES: dict[str, tuple[dict[str, Any], list[str], float]] = {
