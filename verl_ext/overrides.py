@@ -1,7 +1,7 @@
 """Check that the methods of a subclass call the methods of verl_ext that they override.
 
-Whether a method calls another one is decided from its code: it counts as a call if the name of the method appears in
-it, also in a function that a decorator or a closure holds.
+The code of a method decides. If it contains the name of the overridden method, it counts as a call. The code of
+functions that a decorator or a closure holds is read as well.
 """
 
 import functools

@@ -33,7 +33,7 @@ ESTIMATORS: Mapping[str, Method | EntryPoint] = {
 }
 """All methods by name. `load` imports a method of another package from its entry point."""
 ADDED_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "grpo")
-"""The names that verl_ext adds to verl's estimators: all but `grpo`, which verl computes with a function of its own."""
+"""The estimators that verl_ext adds to verl or replaces: all but `grpo`, which verl computes with its own function."""
 
 
 def build(name: str, settings: Settings) -> Chain:

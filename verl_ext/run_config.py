@@ -37,8 +37,8 @@ def entries_in_use(config: Any) -> Iterator[str]:
     - `algorithm.filter_groups` is enabled with a metric of verl_ext, `any_reward` or `accuracy_between`;
     - the reward function is a module of `verl_ext.rewards`;
     - another section of verl_ext below `algorithm`, for example `algorithm.rewards`, can be read and differs from its
-      defaults. A section that cannot be read may belong to another package. A section with the name of an estimator
-      that another package registers with verl does belong to it.
+      defaults. A section that cannot be read may belong to another package. If another package registers an estimator
+      with verl, the section with the estimator's name belongs to that package.
     """
     if computed_by_verl_ext(estimator_name(config)):
         yield ESTIMATOR

@@ -1,7 +1,7 @@
 """Compute advantages with verl's estimator signature.
 
 verl's registry is not modified. An estimator that another package registers under the same name takes precedence if it
-is registered before the trainer starts. If it is registered later, the first step raises.
+is registered before the trainer starts. If it is registered later, the next step raises an error.
 
 verl passes an estimator neither the trainer nor the named rewards. So the trainer reads the rewards into a `Table` and
 calls verl's advantage step within `computing(run, table)`. verl then calls `compute`, which finds both in `CURRENT`.

@@ -153,11 +153,11 @@ def any_reward(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | N
     Here only single groups are known, so the steps that can be computed end before the first step that reads the whole
     batch. The answer depends on where that step is:
 
-    - behind the step that centers the sum: whether the centered sum varies, which is exact;
-    - between the sum and that step: whether the sum varies, or a reward with a nonzero weight, because equal sums may
-      differ later;
-    - before the sum, or the run uses an estimator of verl: whether a reward with a nonzero weight varies after the
-      conditions.
+    - after the step that centers the sum, or there is none: whether the centered sum varies, which is exact;
+    - between the sum and the step that centers it: whether the sum varies, or a reward with a nonzero weight, because
+      equal sums may differ later;
+    - before the sum: whether a reward with a nonzero weight varies after the conditions. An estimator of verl is
+      treated in the same way, because its steps are not known.
     """
     if weights is not None:
         batch = batch.with_weights(weights)

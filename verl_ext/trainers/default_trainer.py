@@ -26,6 +26,7 @@ from verl_ext.trainers.mixin import (
     REQUIRED_METHODS,
     TrainerMixin,
     UnsupportedTrainer,
+    config_of_call,
     require_same_parameters,
     with_mixin,
 )
@@ -60,8 +61,7 @@ def wrap_get_trainer_cls(original: Callable[..., Any], name: str) -> Any:
     @functools.wraps(chosen)
     def make(*args: Any, **kwargs: Any) -> Any:
         trainer = chosen(*args, **kwargs)
-        config = kwargs.get("config", args[0] if args else None)
-        if not isinstance(trainer, DefaultTrainer) and uses_verl_ext(config):
+        if not isinstance(trainer, DefaultTrainer) and uses_verl_ext(config_of_call(args, kwargs)):
             made_by = getattr(chosen, "__qualname__", type(chosen).__qualname__)
             raise IntegrationError(
                 f"trainer.v1.trainer_mode={name} is registered as the function {made_by}, and the "

@@ -6,7 +6,7 @@ verl_ext makes a subclass of the mixin and the chosen class, with the name of th
 
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_ext import hooks, update
@@ -86,10 +86,14 @@ class UnsupportedTrainer:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         parent: Any = super()
-        config = kwargs.get("config", args[0] if args else None)
-        if uses_verl_ext(config):
+        if uses_verl_ext(config_of_call(args, kwargs)):
             hooks.require()
         parent.__init__(*args, **kwargs)
+
+
+def config_of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the configuration in a call that makes a trainer: the first argument, or `config`."""
+    return kwargs.get("config", args[0] if args else None)
 
 
 def prepare_run(trainer: TrainerMixin, config: Any) -> Run | None:

@@ -82,7 +82,7 @@ def install_engine_on_workers(trainer: Any) -> None:
     if getattr(trainer, "ref_policy_wg", None) is not None:
         groups["ref_policy_wg"] = trainer.ref_policy_wg
     for name, group in groups.items():
-        # `execute_all_sync` calls the method on every rank, in spite of its name.
+        # Called on every rank, although verl names the method `execute_func_rank_zero`.
         problems = group.execute_all_sync("execute_func_rank_zero", install_engine)
         problem_of_rank = {rank: problem for rank, problem in enumerate(problems) if problem}
         if problem_of_rank:
