@@ -2,8 +2,11 @@
 
 import itertools
 import os
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,3 +60,14 @@ def folder(tiny: Path, tmp_path: Path) -> Path:
     """Return an empty folder with a link to the tiny model."""
     (tmp_path / "model").symlink_to(tiny / "model")
     return tmp_path
+
+
+@pytest.fixture
+def main_program(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """Return a function that makes this process look as if it ran `python -m MODULE`, or a file if MODULE is None."""
+
+    def run(module: str | None) -> None:
+        spec = None if module is None else SimpleNamespace(name=module)
+        monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec, __file__="main.py"))
+
+    return run

@@ -14,7 +14,8 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
@@ -32,10 +33,6 @@ MARK = "__verl_ext__"
 """The attribute of a function that `wrap` has made: the function itself, and the function that it calls."""
 TRAINERS = {True: "verl.trainer.ppo.v1.trainer_base", False: "verl.trainer.ppo.ray_trainer"}
 """The module of the trainer that verl's entry point starts, by `trainer.use_v1`."""
-RULES: dict[str, bool] = {}
-"""Rules that subpackages and other plugins add: maps `module:function` of a `Run` to whether it applies to every run.
-
-If False, the rule applies to runs that use verl_ext and to `check`."""
 
 
 class _AfterImport(MetaPathFinder):
@@ -184,6 +181,25 @@ def require_hooked(module: str) -> None:
     except ImportError as error:
         raise IntegrationError(f"{module} cannot be imported ({error}). {versions()}") from error
     require(module)
+
+
+@contextmanager
+def temporarily(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute of a module or a class another value within a block.
+
+    >>> import math
+    >>> with temporarily(math, "pi", 3):
+    ...     math.pi
+    3
+    >>> math.pi > 3
+    True
+    """
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 def member(owner: Any, name: str) -> Any:

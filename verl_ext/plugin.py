@@ -4,7 +4,7 @@ verl calls no function of this module and hides its exceptions. So importing it 
 own failures. A run that needs a failed hook raises. This module does not import verl or torch.
 """
 
-from verl_ext.hooks import RULES, TRAINERS, Hook, schedule
+from verl_ext.hooks import TRAINERS, Hook, schedule
 
 schedule(
     Hook("verl.trainer.ppo.core_algos", "verl_ext.advantages.estimator:install", "names of the estimators"),
@@ -14,4 +14,3 @@ schedule(
     Hook("verl.trainer.main_ppo", "verl_ext.checks.start:over_driver", "checks before Ray starts in other programs"),
     Hook("hydra.core.config_store", "verl_ext.conf:store_presets", "configuration presets"),
 )
-RULES["verl_ext.update.rule:rule"] = False

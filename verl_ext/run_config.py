@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from verl_ext import rewards
 from verl_ext.conf import PRESET_NAMES
+from verl_ext.core.schema import parse_dataclass
 from verl_ext.errors import ConfigurationError, reading
 from verl_ext.names import computed_by_verl_ext, registered_by_other_package
 from verl_ext.registry import default_section, entries_read, sections
@@ -60,11 +61,20 @@ def uses_verl_ext(config: Any) -> bool:
 
 def sections_in_use(algorithm: Any) -> Iterator[str]:
     """Yield the names of verl_ext's sections below `algorithm` that are readable and differ from their defaults."""
+    present = {*algorithm}  # OmegaConf is slow at looking up a missing entry
     for name, kind in sections().items():
+        if name not in present or registered_by_other_package(name):
+            continue
         with suppress(ConfigurationError), reading(name, ConfigurationError):
-            section = Settings.parse({name: resolved(algorithm.get(name))}).of(name, kind)
-            if section != default_section(kind) and not registered_by_other_package(name):
+            section = _read_section(algorithm.get(name), name, kind)
+            if section != default_section(kind):
                 yield name
+
+
+def _read_section(entry: Any, name: str, kind: type[Any]) -> Any:
+    """Return a section of `algorithm` as its dataclass."""
+    entries = entries_set({name: resolved(entry)})
+    return parse_dataclass(kind, entries.get(name), f"algorithm.{name}")
 
 
 def reward_module(config: Any) -> str | None:

@@ -170,6 +170,8 @@ class Settings:
     """The entries of `algorithm` that are set, as JSON data. `of` reads an estimator's section from them.
 
     The entries are not compared, because a default may be set explicitly. An estimator's settings are in its chain."""
+    _parsed: dict[tuple[str, type[Any]], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The sections that `of` has read."""
 
     @classmethod
     def parse(cls, algorithm: Mapping[str, Any], *, loss_agg_mode: str = "token-mean") -> Settings:
@@ -196,7 +198,10 @@ class Settings:
         >>> Settings.parse({"gdpo": {"whiten": "token"}}).of("gdpo", GdpoSettings).whiten
         'token'
         """
-        return parse_dataclass(kind, self.given.get(name), f"algorithm.{name}")
+        if (name, kind) not in self._parsed:
+            self._parsed[name, kind] = parse_dataclass(kind, self.given.get(name), f"algorithm.{name}")
+        section: T = self._parsed[name, kind]
+        return section
 
 
 def entries_set(algorithm: Mapping[str, Any]) -> dict[str, Any]:

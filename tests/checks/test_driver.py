@@ -18,7 +18,7 @@ def main_ppo(folder, *arguments, program="verl.trainer.main_ppo"):
 SEARCH = "hydra.searchpath=[pkg://verl.trainer.config]"
 # With V1 see `checks/test_command`. The fully asynchronous trainer never calls verl's own check.
 PROGRAMS = {
-    "trainer.main_ppo": ("trainer.use_v1=False", "algorithm.adv_estimator=gdop", ("'gdop'", "'gdpo'")),
+    "trainer.main_ppo": ("trainer.use_v1=False", "algorithm.adv_estimator=gdpo", ("gdpo", "algorithm.rewards.keys")),
     "experimental.one_step_off_policy.main_ppo": (SEARCH, "algorithm.adv_estimator=dgpo", ("dgpo", "separate_async")),
     "experimental.fully_async_policy.fully_async_main": (SEARCH, "+verl_ext=hadw", ("hadw", "separate_async")),
 }
@@ -37,7 +37,7 @@ def test_a_driver_logs_the_summary_of_its_run_once(monkeypatch, caplog):
     """verl's main program calls two of the functions that verl_ext wraps; a run without verl_ext has no summary."""
     from verl.utils.config import validate_config
 
-    monkeypatch.setattr(start, "_SUMMARIZED", [])
+    monkeypatch.setattr(start, "_summarized", [])
     for estimator, count in (("grpo", 0), ("dgpo", 1), ("dgpo", 1)):
         config = compose(f"algorithm.adv_estimator={estimator}", "actor_rollout_ref.actor.use_dynamic_bsz=True")
         with caplog.at_level(logging.INFO, "verl_ext"):

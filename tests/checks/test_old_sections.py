@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ from tests.configs import compose
 from tests.facts import says
 from verl_ext.checks import start as starts
 from verl_ext.checks.judge import check_run, log_run
-from verl_ext.checks.rewards import dropped
+from verl_ext.checks.verl_settings import old_sections
 from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError
 
@@ -32,24 +31,22 @@ SETTINGS = (
     *("reward_model.reward_loop_source=importlib", "reward_model.reward_loop_module_path=mine.py"),
     "reward_model.rollout.cudagraph_capture_sizes=[1,2]",
 )
-READS = "score = load(config.reward_model.reward_manager)"
-MIGRATES = "config = migrate_legacy_reward_impl(config)"
 
 
 def lines(config):
     """The line of each fix: its one word with a value."""
-    words = (shlex.split(finding.fix) for finding in dropped(config, []))
+    words = (shlex.split(finding.fix) for finding in old_sections(config))
     return [next(word for word in fix if "=" in word) for fix in words]
 
 
 def test_every_setting_is_named_and_the_lines_to_write_do_what_verls_own_migration_does():
     config = compose(GRPO, *SETTINGS)
-    texts = list(dropped(config, []))
+    texts = list(old_sections(config))
     assert len(texts) == len(SETTINGS)
     for text, setting in zip(sorted(texts), sorted(SETTINGS, key=lambda word: word.lstrip("+")), strict=True):
         assert says(text, setting.lstrip("+").partition("=")[0], "main_ppo")
     written = compose(GRPO, *SETTINGS, *lines(config))
-    assert list(dropped(written, [])) == []
+    assert list(old_sections(written)) == []
     migrated = OmegaConf.to_container(migrate_legacy_reward_impl(compose(GRPO, *SETTINGS)).reward, resolve=True)
     # verl's own migration takes these two along although nobody has set them.
     del migrated["reward_manager"]["module"]["name"]
@@ -60,7 +57,7 @@ def test_every_setting_is_named_and_the_lines_to_write_do_what_verls_own_migrati
 
 
 def test_a_setting_that_has_no_place_any_more_is_said():
-    (finding,) = dropped(compose(GRPO, "reward_model.model.trust_remote_code=True"), [])
+    (finding,) = old_sections(compose(GRPO, "reward_model.model.trust_remote_code=True"))
     assert says(finding.text, "reward_model.model.trust_remote_code=true")
     assert finding.fix == "Remove reward_model.model.trust_remote_code."
 
@@ -75,20 +72,23 @@ def test_a_setting_that_has_no_place_any_more_is_said():
     ],
 )
 def test_what_is_in_force_and_what_verl_migrates_itself_are_left_alone(settings):
-    assert list(dropped(compose(GRPO, *settings), [])) == []
+    assert list(old_sections(compose(GRPO, *settings))) == []
 
 
-@pytest.mark.parametrize(
-    ("source", "count"), [(READS, 0), (MIGRATES, 0), ("x = config.reward.reward_model.enable", 1), ("", 1)]
-)
-def test_a_main_that_reads_or_migrates_the_sections_is_left_alone(tmp_path, monkeypatch, source, count):
-    file = tmp_path / "main.py"
-    file.write_text(source)
-    assert len(list(dropped(compose(GRPO, MANAGER), [source]))) == count
-    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(file)) if source else SimpleNamespace())
-    refused = pytest.raises(ConfigurationError, match=r"reward\.reward_manager\.name=dapo") if count else nullcontext()
-    with refused:
-        starts.wrap_checked(lambda config: config, compose(*GDPO, MANAGER))
+@pytest.mark.parametrize("module", ["verl.trainer.main_ppo", "recipe.dapo.main_dapo", None])
+def test_they_are_an_error_of_verls_own_main_which_does_not_read_them_and_a_warning_of_another(
+    main_program, monkeypatch, caplog, module
+):
+    """Another main may migrate or read them, as those of verl's recipes do."""
+    main_program(module)
+    monkeypatch.setattr(starts, "_summarized", [])
+    config = compose(*GDPO, MANAGER)
+    if module == "verl.trainer.main_ppo":
+        with pytest.raises(ConfigurationError, match=r"reward\.reward_manager\.name=dapo"):
+            starts.wrap_checked(lambda config: config, config)
+    else:
+        assert starts.wrap_checked(lambda config: config, config) is config
+        assert any("reward.reward_manager.name=dapo" in text for text in caplog.messages)
 
 
 def test_a_run_without_this_package_goes_on_without_a_word(caplog):
@@ -109,17 +109,13 @@ def test_a_worker_leaves_it_to_the_driver_which_knows_the_main(monkeypatch):
     assert check_run(compose(*GDPO, MANAGER)) is not None
 
 
-@pytest.mark.parametrize(("source", "status"), [(READS, 0), (MIGRATES, 0), ("", 1)])
-def test_check_looks_at_the_main_that_names_the_file(tmp_path, capsys, source, status):
+@pytest.mark.parametrize("command", ["check", "rehearse"])
+def test_the_commands_speak_of_verls_own_main(tmp_path, capsys, command):
     (tmp_path / "config").mkdir()
     text = "hydra: {searchpath: ['pkg://verl.trainer.config']}\ndefaults: [ppo_trainer, _self_]\n"
     (tmp_path / "config/mine.yaml").write_text(text)
-    (tmp_path / "main_mine.py").write_text(f'@hydra.main(config_path="config", config_name="mine")\n{source}')
-    (tmp_path / "main_other.py").write_text(f'@hydra.main(config_path="config", config_name="other")\n{MIGRATES}')
     words = [GRPO, N, MANAGER, DYNAMIC, "--config", str(tmp_path / "config/mine.yaml")]
-    assert main(["check", *words]) == status
-    assert says(capsys.readouterr().out, MANAGER) == bool(status)
-    assert main(["rehearse", *words, "--rows", "0"]) == 1  # it starts main_ppo
+    assert main([command, *words, *(["--rows", "0"] if command == "rehearse" else [])]) == 1
     out = capsys.readouterr().out
     assert says(out, MANAGER)
     assert not says(out, "verl's own checks")

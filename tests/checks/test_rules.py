@@ -11,9 +11,9 @@ from tests.configs import compose as composed_by_hydra
 from tests.configs import compose_quickly as compose
 from tests.facts import says
 from verl_ext import hooks
-from verl_ext.checks import losses, rules
+from verl_ext.checks import estimators, losses
 from verl_ext.checks.judge import check_run, judge, log_run
-from verl_ext.errors import ConfigurationError, Finding, IntegrationError
+from verl_ext.errors import ConfigurationError, IntegrationError
 
 ACTOR = "actor_rollout_ref.actor"
 KEYS = "+algorithm.rewards.keys=[acc,format]"
@@ -66,6 +66,7 @@ KL_REWARD = "algorithm.use_kl_in_reward=True"
 OWN_SUM = "+algorithm.compose.steps=['tests.integration.own_steps:Lowest',center]"
 ACCURACY_BY_TURN = "+algorithm.rewards.per_turn=[acc]"
 CONDITIONS = "+algorithm.rewards.conditions={format:{reward:acc,at_least:1}}"
+MINI, GPUS = f"{ACTOR}.ppo_mini_batch_size", "trainer.n_gpus_per_node"
 SINGLE = "actor_rollout_ref.rollout.n=1"
 OWN = "tests.integration.own_steps"
 SHORT = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=1000")
@@ -76,7 +77,6 @@ TRAINS = (VAL_ONLY, "trainer.val_before_train=False")
 
 # Overrides, with the estimator first where it has no name, and the facts of one message.
 ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-    ("estimator", ("algorithm.adv_estimator=gdop",), ("adv_estimator", "'gdop'", "'gdpo'", "'rloo'")),
     ("section", (*GDPO, "+algorithm.gdop.whiten=token"), ("algorithm.gdop", "algorithm.gdpo")),
     ("setting one level too high", (*GDPO, "+algorithm.whiten=token"), ("algorithm.whiten", "algorithm.gdpo.whiten")),
     ("section at the top", (*GDPO, "+gdpo.whiten=token"), ("algorithm.gdpo",)),
@@ -155,6 +155,18 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("penalty of a list", (COMPOSE, BY_MEAN, *DAPO), ("compose", "overlong_buffer_cfg.enable=False")),
     ("penalty of maxrl", (MAXRL, *DAPO), ("maxrl", "overlong_buffer_cfg.enable=False")),
     ("bounds without the filter", (*GDPO, BETWEEN, BOUNDS), ("accuracy_between", "filter_groups.enable=True")),
+    ("a mini-batch that the ranks cannot share", (*GDPO, f"{MINI}=4", f"{GPUS}=6"), (f"{MINI}=6", "32", "6")),
+    (
+        "a mini-batch that pairs of ranks cannot share",
+        (*GDPO, f"{MINI}=4", f"{GPUS}=6", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"),
+        (f"{MINI}=6", "32", "3"),
+    ),
+    (
+        "a mini-batch of the critic",
+        (*GDPO, f"{MINI}=6", f"{GPUS}=6", "critic.enable=True", "critic.ppo_mini_batch_size=4"),
+        ("critic.ppo_mini_batch_size=6",),
+    ),
+    ("a mini-batch for the GPUs of two nodes", (*GDPO, f"{MINI}=3", f"{GPUS}=8", "trainer.nnodes=2"), (f"{MINI}=4",)),
     ("bounds the wrong way round", (*GDPO, "+algorithm.rewards.accuracy_between=[0.9,0.1]"), ("accuracy_between",)),
 ]  # fmt: skip
 WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
@@ -163,6 +175,7 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("weights of verl's PF-PPO", (*GDPO, "algorithm.use_pf_ppo=True"), ("use_pf_ppo=False", "gdpo")),
     ("PF-PPO on the default trainer", ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=True"), ("use_v1",)),
     ("rejected rows of grpo", (GRPO, KEYS, "+algorithm.rewards.rejected=exclude"), ("rewards.rejected", "grpo")),
+    ("estimator", ("algorithm.adv_estimator=gdop",), ("adv_estimator", "'gdop'", "'gdpo'", "'rloo'")),
     ("estimator registered elsewhere", ("algorithm.adv_estimator=mine",), ("'mine'", "VERL_USE_EXTERNAL_MODULES")),
     ("estimator named as verl's", ("algorithm.adv_estimator=grpo2",), ("'grpo2'", "VERL_USE_EXTERNAL_MODULES")),
     ("something like a setting", (*GDPO, "+algorithm.scales=[1]"), ("algorithm.scales", "gdpo.scale")),
@@ -193,7 +206,7 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
     *(
         (f"one of {name}", (f"algorithm.adv_estimator={name}", SINGLE), ("rollout.n=1", name, effect, "n=8"))
-        for name, effect in rules.ALONE.items()
+        for name, effect in estimators.WITH_ONE_RESPONSE.items()
     ),
     ("a warm-up without an end", (GRPO, WARMUP, "trainer.total_training_steps=10"), ("lr_warmup_steps=1",)),
     ("a short micro-batch", (GRPO, *SHORT), ("ppo_max_token_len_per_gpu=1000", "ppo_max_token_len_per_gpu=1024")),
@@ -230,6 +243,11 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "one response of remax": ("algorithm.adv_estimator=remax", SINGLE),
     "a warm-up with an end": (GRPO, WARMUP, "trainer.total_training_steps=11"),
     "a short micro-batch on two ranks": (GRPO, *SHORT, f"{ACTOR}.ulysses_sequence_parallel_size=2"),
+    "a mini-batch that pairs of ranks can share": (
+        *(*GDPO, f"{MINI}=3", f"{GPUS}=12", f"{ACTOR}.ulysses_sequence_parallel_size=2"),
+    ),
+    "a mini-batch of a critic that is not used": (*GDPO, "critic.ppo_mini_batch_size=4", f"{MINI}=6", f"{GPUS}=6"),
+    "a mini-batch of another engine": (*GDPO, f"{MINI}=4", f"{GPUS}=6", f"{ACTOR}.strategy=megatron"),
     "nothing validated": (
         *(GRPO, "data.train_files=a", "data.val_files=a", "trainer.test_freq=-1", "trainer.val_before_train=False"),
     ),
@@ -370,18 +388,6 @@ def test_the_log_of_a_training_begins_with_what_check_prints(caplog):
 def test_all_errors_are_said_at_once():
     errors = judge(compose("algorithm.adv_estimator=gdpo", "+algorithm.gdop.x=1", GSM8K, f"{KWARGS}.x=1")).errors
     assert len(errors) == 3
-
-
-def rule_of_a_plugin(run):
-    yield Finding("error", f"{run.name} has no GPU.", "Add one.")
-    yield Finding("warning", "The run is slow.", "")
-
-
-@pytest.mark.parametrize("every", [True, False])
-def test_rules_of_plugins_are_judged_too(every, monkeypatch):
-    monkeypatch.setattr(hooks, "RULES", {f"{__name__}:rule_of_a_plugin": every})
-    found = [(finding.severity, str(finding)) for finding in judge(compose(*GDPO)).findings]
-    assert found == [("error", "gdpo has no GPU. Add one."), ("warning", "The run is slow.")]
 
 
 def test_a_hook_that_failed_ends_runs_with_our_estimators_only(monkeypatch):

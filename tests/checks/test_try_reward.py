@@ -45,7 +45,7 @@ def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path):
     assert status == 1
     assert "'corect'" in out
     assert "'correct'" in out
-    assert a_line_says(out, f"Row 1 of {tmp_path}/train.parquet", "response of the file", "KeyError")
+    assert a_line_says(out, f"row 1 of {tmp_path}/train.parquet", "response of the file", "KeyError")
     _, error = tried(f"{FUNCTION}.name=compute_scores")
     assert a_line_says(error, f"{FUNCTION}.name", "'compute_scores'", "'compute_score'")
     assert "0 errors" not in out
@@ -137,20 +137,20 @@ def test_rewards_by_item_are_shown_and_what_is_wrong_with_them_is_reported(tried
 def test_rows_are_spread_over_the_files(given, tmp_path):
     status, out = given(["1"] * 10 + ["raise"] * 10)
     assert status == 1
-    assert a_line_says(out, f"Row 10 of {tmp_path}/train.parquet", "KeyError")
+    assert a_line_says(out, f"row 10 of {tmp_path}/train.parquet", "KeyError")
     assert "Row 0 of" not in out
     given(["raise"] * 3, file="more")
     files = f"data.train_files=[{tmp_path}/train.parquet,{tmp_path}/more.parquet]"
     status, out = given(["1"] * 3, words=(files,))
     assert status == 1
-    assert a_line_says(out, f"Row 0 of {tmp_path}/more.parquet", "KeyError")
+    assert a_line_says(out, f"row 0 of {tmp_path}/more.parquet", "KeyError")
 
 
 def test_a_row_of_each_data_source_is_tried_and_more_than_asked_is_said(given, tmp_path):
     sources = ["x"] * 17 + ["unknown", "y", "x"]
     status, out = given(["1"] * 20, sources)
     assert status == 1
-    assert a_line_says(out, f"Row 17 of {tmp_path}/train.parquet", "KeyError")
+    assert a_line_says(out, f"row 17 of {tmp_path}/train.parquet", "KeyError")
     assert a_line_says(out, "4 rows", "data.train_files", "2 more", "--rows")
 
 

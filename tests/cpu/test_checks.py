@@ -4,7 +4,7 @@ from omegaconf import OmegaConf
 from tests.configs import compose_quickly
 from tests.facts import says
 from verl_ext.checks.judge import judge
-from verl_ext.cpu import checks
+from verl_ext.checks.on_cpu import asks_for_cpu, needs_gpu
 from verl_ext.run import Run
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -24,7 +24,7 @@ def configuration(*overrides, group="cpu"):
 
 def complaints(*overrides, group="cpu"):
     run = Run("grpo", config=configuration(*overrides, group=group))
-    return [*checks.rule(run)]
+    return [*needs_gpu(run)]
 
 
 def lines(finding):
@@ -114,9 +114,9 @@ def test_a_run_that_uses_the_cluster_of_the_environment_is_not_warned(monkeypatc
 
 
 def test_the_configuration_or_the_environment_asks_for_the_cpu_and_verls_own_does_not(monkeypatch):
-    assert checks.asks_for_cpu(configuration())
-    assert not checks.asks_for_cpu(configuration(group=None))
-    assert not checks.asks_for_cpu(configuration("trainer.device=cpu", group=None))
+    assert asks_for_cpu(configuration())
+    assert not asks_for_cpu(configuration(group=None))
+    assert not asks_for_cpu(configuration("trainer.device=cpu", group=None))
     monkeypatch.setenv("VERL_PLATFORM", "CPU")
-    assert checks.asks_for_cpu(configuration(group=None))
-    assert not checks.asks_for_cpu(OmegaConf.create({"trainer": {"device": "cpu"}}))  # another program of verl
+    assert asks_for_cpu(configuration(group=None))
+    assert not asks_for_cpu(OmegaConf.create({"trainer": {"device": "cpu"}}))  # another program of verl

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from tests.facts import facts
 from tests.recipes.launchers import RECIPES
-from verl_ext.checks.command import composed
+from verl_ext.checks.configuration import composed
 from verl_ext.cli import add_configuration
 from verl_ext.cpu.miniature import cut_down, make_model, rehearsed
 from verl_ext.errors import ConfigurationError

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 import verl_ext
 from tests.facts import facts, says
-from verl_ext.checks.samples import rows_of
+from verl_ext.checks.samples import sample
 from verl_ext.cli import main
 from verl_ext.cpu.rehearse import (
     ERROR,
@@ -121,8 +121,8 @@ def alternating(tmp_path):
 
 @pytest.mark.parametrize("count", [3, 10, 100, 150, 300, 1000])
 def test_the_reward_is_tried_on_rows_of_each_data_source_in_proportion(alternating, count):
-    rows = rows_of(alternating, "data.train_files", count)[0]
-    assert rows == rows_of(alternating, "data.train_files", count)[0]  # drawn by a seed
+    rows = sample(alternating, "data.train_files", count).rows
+    assert rows == sample(alternating, "data.train_files", count).rows  # drawn by a seed
     assert len(rows) == min(count, 300)
     counts = Counter(row["data_source"] for row in rows.values())
     assert counts.keys() == {*ALTERNATING}

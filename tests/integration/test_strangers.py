@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -23,7 +22,6 @@ from tests import fresh
 from tests.configs import compose
 from tests.facts import a_line_says
 from tests.integration.trainers.ray_runs import OwnFit, per_row
-from verl_ext import hooks
 from verl_ext.advantages.estimator import computed_by_verl_ext
 from verl_ext.checks import start as starts
 from verl_ext.checks.judge import check_run, judge
@@ -189,31 +187,43 @@ def test_one_that_is_registered_after_the_trainer_was_made_ends_the_step(
         trainer.advantages()
 
 
-def start_by(file: Path, config: Any) -> Any:
-    """Call what verl's mains call before Ray, from a function of this file."""
-    module = SimpleNamespace(check=lambda config: config)
-    hooks.wrap(module, "check", starts.wrap_checked)
-    names = {"module": module, "config": config}
-    exec(compile("found = module.check(config)", str(file), "exec"), names)
-    return names["found"]
+def start(config: Any) -> Any:
+    """Call what verl's main programs call before Ray."""
+    return starts.wrap_checked(lambda config: config, config)
 
 
 def test_in_the_driver_a_name_may_be_anothers_who_registers_it_where_his_trainer_runs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    main_program: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In a main of his own, or by modules that Ray's processes import; `rollout.n=1` is verl's default."""
-    mine, verls = tmp_path / "main.py", HOME / "trainer/main_of_verl.py"
+    """In a main program of his own, or by modules that Ray's processes import; `rollout.n=1` is verl's default."""
+    mine, verls = None, "verl.trainer.main_ppo"
     modules = "+ray_kwargs.ray_init.runtime_env.env_vars={VERL_USE_EXTERNAL_MODULES: colleague}"
     alone = (MAXRL, "actor_rollout_ref.rollout.n=1")
-    for file, overrides in ((mine, alone), (verls, (*alone, modules))):
+    for module, overrides in ((mine, alone), (verls, (*alone, modules))):
         config = compose(*overrides)
-        assert start_by(file, config) is config
+        main_program(module)
+        caplog.clear()
+        assert start(config) is config
         assert any("rollout.n=1" in text for text in caplog.messages)
         with pytest.raises(ConfigurationError):
             check_run(config)  # as the trainer, if nobody has registered the name there
-    for file, overrides in ((verls, alone), (mine, (*alone, "+algorithm.rewards.keys=[a]"))):
+    for module, overrides in ((verls, alone), (mine, (*alone, "+algorithm.rewards.keys=[a]"))):
+        main_program(module)
         with pytest.raises(ConfigurationError):
-            start_by(file, compose(*overrides))
+            start(compose(*overrides))
+
+
+def test_a_name_that_nobody_has_registered_is_warned_of_in_the_driver_of_verls_main(
+    main_program: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another main program may register it in the trainer's process."""
+    config = compose("algorithm.adv_estimator=gdop")
+    for module, warned in (("verl.trainer.main_ppo", True), (None, False)):
+        main_program(module)
+        monkeypatch.setattr(starts, "_summarized", [])
+        caplog.clear()
+        assert start(config) is config
+        assert any("'gdpo'" in text for text in caplog.messages) == warned
 
 
 TRIED: dict[str, tuple[str, ...]] = {

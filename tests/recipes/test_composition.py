@@ -11,7 +11,7 @@ from tests.facts import a_line_says
 from tests.recipes.launchers import CONFIGS, RECIPES, composed, estimator, on_the_cpu
 from verl_ext.checks import command as check_command
 from verl_ext.checks.judge import judge
-from verl_ext.checks.presets import leaves
+from verl_ext.checks.unread import leaves
 from verl_ext.cli import main
 
 # Published as they are: several updates a step, and a filter of groups below HA-DW.

@@ -3,11 +3,10 @@
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import takewhile
 
 import numpy as np
 
-from verl_ext.checks.rewards import needs_nonnegative_sum
+from verl_ext.checks.rewards import needs_nonnegative_sum, steps_before_sum
 from verl_ext.core.batch import SCORE
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.effects import advantages_of, measure, synthetic_batches_for, weights_matter
@@ -79,8 +78,7 @@ def _measured(run: Run, chain: Chain) -> Iterator[Finding]:
 
 def _rejects_rubrics(chain: Chain) -> bool:
     """Return whether a step before the sum does not support rubrics."""
-    before_sum = takewhile(lambda step: not step.sums, chain.steps)
-    return any(step.not_with_rubrics for step in before_sum)
+    return any(step.not_with_rubrics for step in steps_before_sum(chain))
 
 
 def _failure(name: str, error: Exception) -> Finding:

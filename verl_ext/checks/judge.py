@@ -1,13 +1,38 @@
-"""Judge the configuration of a run by the rules."""
+"""Judge the configuration of a run by the rules, in the driver, in the trainer and in `check`.
+
+A run uses verl_ext if `run_config.entries_in_use` finds an entry of verl_ext in its configuration. Which findings there
+are depends on the run:
+
+| source of the finding        | run that uses verl_ext | any other run                                       |
+|------------------------------|------------------------|-----------------------------------------------------|
+| section that cannot be read  | error                  | warning: another package may have such a section    |
+| `rules.FOR_EVERY_RUN`        | as the rule says       | as the rule says                                    |
+| `rules.FOR_RUNS_OF_VERL_EXT` | as the rule says       | driver and trainer: nothing, `check`: warning       |
+
+What happens with a finding depends on the place:
+
+| place                       | error                     | warning                                   | note         |
+|-----------------------------|---------------------------|-------------------------------------------|--------------|
+| driver, before Ray starts   | raised, all errors in one | logged                                    | not shown    |
+| trainer, in its own process | raised, all errors in one | logged                                    | not shown    |
+| `check`                     | printed, exit status 1    | printed, exit status 1 only with --strict | as a warning |
+
+A main program other than verl's may register an estimator in the trainer's process alone, under a name of verl_ext.
+So with such a program there are two exceptions. If the run uses only the name, the driver logs the errors as a warning,
+and the trainer decides. If the run does not use verl_ext, the driver logs no warnings.
+
+The driver also reports the reward sections of older versions of verl (`verl_settings.old_sections`) in a run that uses
+verl_ext. With verl's own main program, which does not read them, they are errors. With another main program, which may
+read them, they are warnings. `check` takes the arguments of verl's main program, so there they are errors in any run.
+"""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from verl_ext import hooks
-from verl_ext.checks import rules
-from verl_ext.checks.describe import describe
-from verl_ext.checks.rewards import dropped
+from verl_ext.checks.rules import FOR_EVERY_RUN, FOR_RUNS_OF_VERL_EXT, Rule
+from verl_ext.checks.summary import describe
 from verl_ext.errors import ConfigurationError, Finding
 from verl_ext.registry import build, changed_sections
 from verl_ext.run import Run
@@ -15,28 +40,29 @@ from verl_ext.run_config import ESTIMATOR, entries_in_use, estimator_name, has_a
 
 logger = logging.getLogger("verl_ext")
 
-NEEDED = ("verl.trainer.ppo.core_algos", "verl.utils.config", "verl.trainer.main_ppo")
-"""What every estimator of ours needs: verl's lookup of estimators, and the starts at which a run is checked."""
+NEEDED_HOOKS = ("verl.trainer.ppo.core_algos", "verl.utils.config", "verl.trainer.main_ppo")
+"""What every estimator of verl_ext needs: verl's lookup of estimators, and the starts at which a run is checked."""
+SUMMARY = "verl_ext: summary of this run"
+"""The first line of the summary in the log of a training."""
 
 
-def check_run(config: Any, main: str | None = None, *, by_name: bool = True) -> Run | None:
-    """Judge a configuration, and return the run. Raise one error that lists all errors.
+def check_run(config: Any, more_findings: Iterable[Finding] = (), *, name_is_certain: bool = True) -> Run | None:
+    """Judge a configuration before a training, and return the run. Raise one error that lists all errors.
 
-    `main` is the source code of the main program. Without `by_name`, a run that uses only an estimator of verl_ext is
-    not rejected but warned, because another package may register an estimator of this name in the trainer's process.
+    `more_findings` are added to those of the rules. `name_is_certain` is False if another package may register an
+    estimator of this name in the trainer's process. A run that uses only the name is then warned and not rejected.
     Return None for a configuration without the section `algorithm`.
     """
     if not has_algorithm(config):
         return None
-    run = judge(config, thorough=False)
-    errors = list(run.errors)
-    if run.uses_verl_ext and main is not None:
-        errors += dropped(config, [main])
-    if not errors:
+    run = Run(estimator_name(config), config=config)
+    _judge(run, rules_of_verl_ext=run.uses_verl_ext)
+    run.findings = (*run.findings, *more_findings)
+    if not run.errors:
         return run
-    lines = "".join(f"\n  - {error}" for error in errors)
-    uses_only_the_name = list(entries_in_use(config)) == [ESTIMATOR]
-    if by_name or not uses_only_the_name:
+    lines = "".join(f"\n  - {error}" for error in run.errors)
+    uses_only_name = list(entries_in_use(config)) == [ESTIMATOR]
+    if name_is_certain or not uses_only_name:
         raise ConfigurationError(f"This run cannot start with algorithm.adv_estimator={run.name}:{lines}")
     logger.warning(
         "verl_ext would reject this run with algorithm.adv_estimator=%s. It continues, because your code may "
@@ -44,10 +70,6 @@ def check_run(config: Any, main: str | None = None, *, by_name: bool = True) -> 
         *(run.name, lines),
     )
     return run
-
-
-SUMMARY = "verl_ext: summary of this run"
-"""The first line of the summary in the log of a training."""
 
 
 def log_run(run: Run) -> None:
@@ -59,40 +81,43 @@ def log_run(run: Run) -> None:
             logger.warning("%s", finding)
 
 
-def judge(config: Any, *, thorough: bool = True) -> Run:
-    """Read a configuration and collect the findings about it.
-
-    For a run that does not use verl_ext, most findings are warnings, and there are few unless `thorough`.
-    """
+def judge(config: Any) -> Run:
+    """Judge a configuration by both lists of rules, as `check` does, and return the run with the findings."""
     run = Run(estimator_name(config), config=config)
+    _judge(run, rules_of_verl_ext=True)
+    return run
+
+
+def _judge(run: Run, *, rules_of_verl_ext: bool) -> None:
+    """Read the settings, build the steps, and collect the findings."""
     if run.computes_advantages:
-        hooks.require(*NEEDED)
-    is_judged = run.uses_verl_ext or thorough
-    judging = rules.ALWAYS if is_judged else ()
+        hooks.require(*NEEDED_HOOKS)
     findings: list[Finding] = []
+    settings_are_read = False
     try:
-        run.settings = read_settings(config)
-        changed_sections(run.settings)
-        if is_judged:
-            judging += rules.READ
+        run.settings = read_settings(run.config)
+        changed_sections(run.settings)  # raises if the section of another estimator is wrong
+        settings_are_read = True
         if run.computes_advantages:
             run.chain = build(run.name, run.settings)
     except ConfigurationError as error:
         findings.append(Finding("error", str(error), ""))
-    findings += _of_rules(run, judging)
-    if not run.uses_verl_ext:  # another package may read a section that looks like one of verl_ext
+    for_every_run = list(_findings(run, FOR_EVERY_RUN, settings_are_read=settings_are_read))
+    if rules_of_verl_ext:
+        findings += _findings(run, FOR_RUNS_OF_VERL_EXT, settings_are_read=settings_are_read)
+    if not run.uses_verl_ext:
         findings = [finding._replace(severity="warning") for finding in findings]
-    unique_findings = dict.fromkeys([*_of_rules(run, rules.MEANT), *findings])
-    run.findings = tuple(unique_findings)
-    return run
+    run.findings = tuple(dict.fromkeys([*for_every_run, *findings]))
 
 
-def _of_rules(run: Run, judging: tuple[rules.Rule, ...]) -> Iterator[Finding]:
-    """Yield what rules have against a run."""
-    if run.only_validates:
-        judging = tuple(rule for rule in judging if rule not in rules.OF_TRAINING)
-    for judged in (rule(run) for rule in judging):
+def _findings(run: Run, rules: Iterable[Rule], *, settings_are_read: bool) -> Iterator[Finding]:
+    """Yield what rules report about a run."""
+    for rule in rules:
+        if rule.needs_settings and not settings_are_read:
+            continue
+        if rule.for_training and run.only_validates:
+            continue
         try:
-            yield from judged
+            yield from rule.find(run)
         except ConfigurationError as error:  # an entry that the rule cannot read
             yield Finding("error", str(error), "")

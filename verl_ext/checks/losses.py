@@ -19,42 +19,64 @@ SELF_AGGREGATING: Mapping[str, frozenset[str]] = {
 LOSS, MODE = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
 
 
-def loss_of_verl(run: Run) -> Iterator[Finding]:
-    """Report a loss whose average is not the one on which Dr. GRPO or a step `balance` relies."""
-    if run.chain is None:
-        return
+def balance_for_other_loss(run: Run) -> Iterator[Finding]:
+    """Warn about a step `balance` that assumes another average than the one of the loss."""
     mode, loss = run.settings.loss_agg_mode, run.select(LOSS)
-    where, alone = f"{LOSS}={loss}", aggregates_itself(loss)
-    drgrpo = "drgrpo" in run.methods and run.settings.of("drgrpo", DrgrpoSettings).check_loss
-    balances = [step for step in run.chain.steps if isinstance(step, Balance)]
-    for step in balances:
-        fitting = "sequence" if alone else balance_for(mode)
-        if step.over != fitting:
-            text = f"{where} averages over sequences" if alone else f"{MODE}={mode} does not average over {step.over}s"
-            yield Finding(
-                "warning",
-                f"{text}, but the step balance of {run.name} (over={step.over}) assumes an average over {step.over}s.",
-                _balanced(run, fitting),
-            )
-    if drgrpo and alone:
+    for step in _balances(run):
+        averages_over_sequences = aggregates_itself(loss)
+        fitting = "sequence" if averages_over_sequences else balance_for(mode)
+        if step.over == fitting:
+            continue
+        text = f"{MODE}={mode} does not average over {step.over}s"
+        if averages_over_sequences:
+            text = f"{LOSS}={loss} averages over sequences"
+        yield Finding(
+            "warning",
+            f"{text}, but the step balance of {run.name} (over={step.over}) assumes an average over {step.over}s.",
+            _fix_of_balance(run, fitting),
+        )
+
+
+def loss_against_drgrpo(run: Run) -> Iterator[Finding]:
+    """Reject a loss that ignores the setting on which Dr. GRPO relies."""
+    loss = run.select(LOSS)
+    if _relies_on_loss_agg_mode(run) and aggregates_itself(loss):
         yield Finding(
             "error",
-            f"{where} ignores {MODE}, but Dr. GRPO needs {MODE}=seq-mean-token-sum-norm.",
+            f"{LOSS}={loss} ignores {MODE}, but Dr. GRPO needs {MODE}=seq-mean-token-sum-norm.",
             f"Set {LOSS}=vanilla, or ++algorithm.drgrpo.check_loss=False to keep your loss.",
         )
-    if alone is None and (drgrpo or balances):
+
+
+def unknown_loss(run: Run) -> Iterator[Finding]:
+    """Warn about a loss of which it is not known whether it follows the setting on which the estimator relies."""
+    loss = run.select(LOSS)
+    if not _relies_on_loss_agg_mode(run) and not _balances(run):
+        return
+    if aggregates_itself(loss) is None:
         import verl
 
         yield Finding(
             "warning",
-            f"{run.name} relies on {MODE}. verl_ext does not know whether {where} follows it in verl "
+            f"{run.name} relies on {MODE}. verl_ext does not know whether {LOSS}={loss} follows it in verl "
             f"{verl.__version__} (known versions: {', '.join(SELF_AGGREGATING)}).",
             f"Set {LOSS}=vanilla, or use this loss only if its function in verl.trainer.ppo.core_algos passes "
             "loss_agg_mode on to agg_loss.",
         )
 
 
-def _balanced(run: Run, fitting: str) -> str:
+def _balances(run: Run) -> list[Balance]:
+    return [step for step in run.chain.steps if isinstance(step, Balance)] if run.chain is not None else []
+
+
+def _relies_on_loss_agg_mode(run: Run) -> bool:
+    """Return whether the run uses Dr. GRPO, and its check of the loss is not switched off."""
+    if run.chain is None or "drgrpo" not in run.methods:
+        return False
+    return run.settings.of("drgrpo", DrgrpoSettings).check_loss
+
+
+def _fix_of_balance(run: Run, fitting: str) -> str:
     """Return the fix for a step `balance` that does not fit the loss; `fitting` is what the loss averages over."""
     if "dgpo" in run.methods:
         return f"Set ++algorithm.dgpo.balance={'sequence' if fitting == 'sequence' else 'auto'}."

@@ -2,23 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from verl_ext.checks.unread import leaves
 from verl_ext.conf import PRESET_NAMES, PRESETS
-from verl_ext.errors import Finding
+from verl_ext.errors import Finding, nearest
 from verl_ext.names import owner
 from verl_ext.registry import ADDED_ESTIMATORS, changed_sections, load
 from verl_ext.run import Run
 
 
-def other_preset(run: Run) -> Iterator[Finding]:
+class Written(NamedTuple):
+    """A setting that the user has written."""
+
+    value: Any
+    place: Literal["primary file", "other file", "command line"]
+
+
+def written_settings() -> dict[str, Written]:
+    """Return the user's own settings by path: those of the command line and of configuration files, except verl's.
+
+    The result is empty in processes where Hydra has composed no configuration.
+    """
+    if not HydraConfig.initialized():
+        return {}
+    hydra = HydraConfig.get()
+    loader = GlobalHydra.instance().config_loader()
+    overrides = [*hydra.overrides.hydra, *hydra.overrides.task]
+    composition = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN)
+    folders = [source.path for source in hydra.runtime.config_sources if source.schema == "file"]
+    written: dict[str, Written] = {}
+    for part in composition.defaults:
+        file = _file_of_user(f"{part.config_path}", folders)
+        if file is not None:
+            body = OmegaConf.to_container(OmegaConf.load(file))
+            place: Literal["primary file", "other file"] = "primary file" if part.primary else "other file"
+            for path, value in leaves(body, part.package or ""):
+                written[path] = Written(value, place)
+    for override in composition.config_overrides:
+        key = override.key_or_group
+        if override.is_delete():
+            written = {path: setting for path, setting in written.items() if not f"{path}.".startswith(f"{key}.")}
+            continue
+        for path, value in leaves(override.value(), key):
+            written[path] = Written(value, "command line")
+    return written
+
+
+def _file_of_user(config_path: str, folders: list[str]) -> Path | None:
+    """Return the file of a part of the configuration, or None if the part is not a file or belongs to verl."""
+    import verl
+
+    name = config_path.removesuffix(".yaml") + ".yaml"
+    for folder in folders:
+        file = Path(folder, name)
+        if file.is_file():
+            return None if file.is_relative_to(Path(verl.__file__).parent) else file
+    return None
+
+
+def misspelled_group(run: Run) -> Iterator[Finding]:
+    """Reject a preset under a misspelled name: `+verl_ex=gdpo` would train with verl's default estimator."""
+    presets = ConfigStore.instance().list(PRESETS)
+    for key in map(str, run.config):
+        if nearest(key, [PRESETS], cutoff=0.75) is None:
+            continue
+        value: Any = run.select(key)
+        names = list(value) if OmegaConf.is_list(value) else [value]
+        if not any(f"{name}.yaml" in presets for name in names):
+            continue
+        text = f"[{','.join(map(str, names))}]" if OmegaConf.is_list(value) else f"{value}"
+        yield Finding(
+            "error",
+            f"The setting {key}={text} does not select a preset. Presets belong to the group {PRESETS} of Hydra.",
+            f"Remove {key}={text}. Add '+{PRESETS}={text}' to the command line, or `{PRESETS}: {text}` to `defaults` "
+            "in the configuration file.",
+        )
+
+
+def conflicting_preset(run: Run) -> Iterator[Finding]:
     """Reject the preset of an estimator that is not the one in force."""
     for name in run.select(PRESET_NAMES) or ():
         text = f"The preset {name} conflicts with algorithm.adv_estimator={run.name}"
@@ -41,95 +111,87 @@ def other_preset(run: Run) -> Iterator[Finding]:
 
 def other_estimator(run: Run, name: str) -> str:
     """Say how a run selects another estimator: as the base of the current one, by a preset, or by the setting."""
-    if based := run.methods[1:]:
-        chosen, replaced = f"set algorithm.{run.name}.base={name}", based
-    elif presets := run.select(PRESET_NAMES):
+    based = run.methods[1:]
+    presets = run.select(PRESET_NAMES)
+    if based:
+        change, replaced = f"set algorithm.{run.name}.base={name}", based
+    elif presets:
         return f"use the preset {name} instead of {' and '.join(presets)}"
     else:
-        chosen, replaced = f"set algorithm.adv_estimator={name}", run.methods
-    unused = [f" and remove algorithm.{section}" for section in replaced if section in changed_sections(run.settings)]
-    return chosen + "".join(unused)
+        change, replaced = f"set algorithm.adv_estimator={name}", run.methods
+    changed = changed_sections(run.settings)
+    unused = [f" and remove algorithm.{section}" for section in replaced if section in changed]
+    return change + "".join(unused)
 
 
-def written() -> dict[str, tuple[Any, str]]:
-    """Return the user's own settings: by path, the value and its place ("primary" file, another "file", or "typed").
-
-    The files of verl are excluded. The result is empty in processes where Hydra has composed no configuration.
-    """
-    if not HydraConfig.initialized():
-        return {}
-    import verl
-
-    hydra, loader = HydraConfig.get(), GlobalHydra.instance().config_loader()
-    overrides = [*hydra.overrides.hydra, *hydra.overrides.task]
-    composition = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN)
-    homes = [source.path for source in hydra.runtime.config_sources if source.schema == "file"]
-    found: dict[str, tuple[Any, str]] = {}
-    for part in composition.defaults:
-        files = (Path(home, f"{part.config_path}".removesuffix(".yaml") + ".yaml") for home in homes)
-        if (file := next(filter(Path.is_file, files), None)) and not file.is_relative_to(Path(verl.__file__).parent):
-            body = leaves(OmegaConf.to_container(OmegaConf.load(file)), part.package or "")
-            found |= {path: (value, "primary" if part.primary else "file") for path, value in body}
-    for override in composition.config_overrides:
-        key = override.key_or_group
-        if override.is_delete():
-            found = {path: entry for path, entry in found.items() if not f"{path}.".startswith(f"{key}.")}
-        else:
-            found |= {path: (value, "typed") for path, value in leaves(override.value(), key)}
-    return found
-
-
-def late_preset(run: Run) -> Iterator[Finding]:
+def preset_after_settings(run: Run) -> Iterator[Finding]:
     """Reject a preset that replaces settings of the user's files, because it comes after them."""
     presets = run.select(PRESET_NAMES) or ()
-    beside = tuple(path for preset in presets for path, _ in leaves(dict(load(preset).preset)))
-    # drgrpo's preset may replace the loss of the file that the primary file starts from.
-    kept = {"primary": ("algorithm.", *beside), "file": ("algorithm.",), "typed": ()}
+    if not presets:
+        return
     composed = dict(leaves(OmegaConf.to_container(run.config)))
-    lost = {
-        path: place
-        for path, (value, place) in (written() if presets else {}).items()
-        if path != "algorithm.adv_estimator" and "${" not in str(value) and composed.get(path) != value
-        if path.startswith(kept[place])
+    kept = _kept_settings(presets)
+    replaced = {}
+    for path, setting in written_settings().items():
+        is_fixed = path != "algorithm.adv_estimator" and "${" not in str(setting.value)
+        if is_fixed and path.startswith(kept[setting.place]) and composed.get(path) != setting.value:
+            replaced[path] = setting.place
+    if not replaced:
+        return
+    paths, name, file = ", ".join(replaced), " and ".join(presets), HydraConfig.get().job.config_name
+    if "other file" in replaced.values():  # a file in the defaults, which has the trainer's defaults before it
+        text = f"The preset {name} comes after the settings of the configuration files and replaces {paths}."
+        fix = f"Set {paths} in {file} itself, with `{PRESETS}: {name}` before `_self_` in its `defaults`, or on "
+    else:
+        text = f"The preset {name} comes after the settings of the configuration file {file} and replaces {paths}."
+        fix = f"Write `{PRESETS}: {name}` before `_self_` in the `defaults` of {file}, or set {paths} on "
+    yield Finding("error", text, f"{fix}the command line.")
+
+
+def _kept_settings(presets: list[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return the beginnings of the paths that a preset must not replace, by the place of the user's setting."""
+    settings_of_presets = [path for preset in presets for path, _ in leaves(dict(load(preset).preset))]
+    return {
+        "primary file": ("algorithm.", *settings_of_presets),
+        # drgrpo's preset may replace the loss of the file that the primary file starts from.
+        "other file": ("algorithm.",),
+        "command line": (),
     }
-    if lost:
-        paths, name, file = ", ".join(lost), " and ".join(presets), HydraConfig.get().job.config_name
-        replaced = f"The preset {name} comes after the settings of the configuration file"
-        if "file" in lost.values():  # of a file in the defaults, which has the trainer's defaults before it
-            text = f"{replaced}s and replaces {paths}."
-            fix = f"Set {paths} in {file} itself, with `{PRESETS}: {name}` before `_self_` in its `defaults`, or on "
-        else:
-            text = f"{replaced} {file} and replaces {paths}."
-            fix = f"Write `{PRESETS}: {name}` before `_self_` in the `defaults` of {file}, or set {paths} on "
-        yield Finding("error", text, f"{fix}the command line.")
 
 
 def replaced_preset(run: Run) -> Iterator[Finding]:
     """Warn about verl's default estimator if it is not chosen: `verl_ext=cpu` may have replaced the file's preset."""
-    found = written() if run.name == "gae" else {}
-    parts = [part[PRESETS] for part in found.get("defaults", ((), ""))[0] if isinstance(part, dict) and PRESETS in part]
-    of_file = [name for part in parts for name in (part if isinstance(part, list) else [part])]
+    if run.name != "gae" or run.select(PRESET_NAMES):  # with a preset, `conflicting_preset` reports a conflict
+        return
+    written = written_settings()
+    if "algorithm.adv_estimator" in written:
+        return
+    of_file = _presets_in_defaults(written)
     estimators = [name for name in of_file if name in ADDED_ESTIMATORS]
-    if "algorithm.adv_estimator" in found or not (estimators or "algorithm.rewards.keys" in found):
-        return
-    if run.select(PRESET_NAMES):  # then `other_preset` reports a conflict
-        return
-    overrides = HydraConfig.get().overrides.task
-    typed = [text.partition("=")[2].strip("[]") for text in overrides if text.lstrip("+").startswith(f"{PRESETS}=")]
     default = "verl would train with its default estimator, gae."
     if estimators:
         text = f"The preset {estimators[0]} of {HydraConfig.get().job.config_name} is replaced. {default}"
-    else:
+    elif "algorithm.rewards.keys" in written:
         text = f"algorithm.rewards.keys is set, but no estimator is selected. {default}"
-    chosen = [*(typed or of_file), *(estimators[:1] or ["gdpo"])]
-    value = chosen[0] if len(chosen) == 1 else f"[{','.join(chosen)}]"
+    else:
+        return
+    names = [*(_presets_on_command_line() or of_file), *(estimators[:1] or ["gdpo"])]
+    value = names[0] if len(names) == 1 else f"[{','.join(names)}]"
     yield Finding("warning", text, f"Set '{'' if of_file else '+'}{PRESETS}={value}'.")
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path of each setting below a path, with its value."""
-    if not isinstance(value, dict):
-        yield path, value
-        return
-    for name, inner in value.items():
-        yield from leaves(inner, f"{path}.{name}".strip("."))
+def _presets_in_defaults(written: Mapping[str, Written]) -> list[str]:
+    """Return the presets in the list `defaults` of the user's configuration file."""
+    if "defaults" not in written:
+        return []
+    presets: list[str] = []
+    for entry in written["defaults"].value:
+        selected = entry.get(PRESETS, []) if isinstance(entry, dict) else []
+        presets += selected if isinstance(selected, list) else [selected]
+    return presets
+
+
+def _presets_on_command_line() -> list[str]:
+    """Return the value of `verl_ext=...` on the command line."""
+    overrides = [text.lstrip("+") for text in HydraConfig.get().overrides.task]
+    return [text.partition("=")[2].strip("[]") for text in overrides if text.startswith(f"{PRESETS}=")]

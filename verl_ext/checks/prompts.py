@@ -2,53 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
-from unittest.mock import patch
 
-from verl_ext.checks.plan import TOOLS
+from verl_ext.checks.summary import TOOLS
+from verl_ext.errors import Finding
+from verl_ext.hooks import temporarily
 from verl_ext.run_config import resolved, select
 
 LIMIT = "data.max_prompt_length"
 ENOUGH = 0.9
 """The fraction of prompts within the limit below which a note is printed."""
+FIX = f"Raise {LIMIT}, shorten the prompts, or correct the chat template."
 
 
-class Prompts:
-    """Counts the tokens of prompts, if the tokenizer is on this machine; nothing is downloaded."""
+class PromptLengths:
+    """The numbers of tokens of prompts, if the tokenizer is on this machine; nothing is downloaded."""
 
     def __init__(self, config: Any) -> None:
-        from transformers import AutoTokenizer
-
-        model: Any = select(config, "actor_rollout_ref.model")
-        path, self.limit = model.get("tokenizer_path") or model.path, select(config, LIMIT)
+        self.limit = select(config, LIMIT)
         self.lengths: list[int] = []
-        self.unknown = "they contain the descriptions of tools" if any(select(config, name) for name in TOOLS) else ""
-        self.words = resolved(select(config, "data.apply_chat_template_kwargs")) or {}
-        self.words |= {"chat_template": model.get("custom_chat_template"), "add_generation_prompt": True}
+        self.unknown = ""
+        """Why the lengths are not known."""
+        self.template_raises = False
+        if any(select(config, name) for name in TOOLS):
+            self.unknown = "they contain the descriptions of tools"
+            return
+        model: Any = select(config, "actor_rollout_ref.model")
+        self._template_options = resolved(select(config, "data.apply_chat_template_kwargs")) or {}
+        self._template_options |= {
+            "chat_template": model.get("custom_chat_template"),
+            "add_generation_prompt": True,
+        }
+        path = model.get("tokenizer_path") or model.path
         try:
-            trusted = bool(model.get("trust_remote_code"))
-            with patch("huggingface_hub.constants.HF_HUB_OFFLINE", True):  # else it looks for a hub all the same
-                self.tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusted)
+            self._tokenizer = _local_tokenizer(path, trust_remote_code=bool(model.get("trust_remote_code")))
         except Exception as error:  # noqa: BLE001 - it reads files of others
             self.unknown = f"the tokenizer of {path} is not on this machine ({type(error).__name__})"
 
-    def __call__(self, messages: list[dict[str, Any]]) -> None:
-        """Count one prompt."""
-        if self.unknown:
-            return
-        try:
-            tokens = self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **self.words)
-            self.lengths.append(len(tokens))
-        except Exception as error:  # noqa: BLE001 - a template is a program
-            self.unknown = f"the chat template raises {type(error).__name__}: {error}"
+    def count(self, prompts: Iterable[list[dict[str, Any]]]) -> None:
+        """Count the tokens of prompts."""
+        for messages in prompts:
+            if self.unknown:
+                return
+            try:
+                tokens = self._tokenizer.apply_chat_template(
+                    messages, tokenize=True, return_dict=False, **self._template_options
+                )
+            except Exception as error:  # noqa: BLE001 - a template is a program
+                self.unknown = f"the chat template raises {type(error).__name__}: {error}"
+                self.template_raises = True
+            else:
+                self.lengths.append(len(tokens))
 
-    def summary(self) -> Iterator[tuple[str, bool]]:
-        """Yield a sentence about the prompt lengths, and whether it needs a review."""
+    def summary(self) -> str:
+        """Return a sentence about the lengths."""
         if self.unknown or not self.lengths:
-            reason = self.unknown or "there are no prompts"
-            yield f"Prompt lengths were not counted, because {reason}.", "raises" in reason
-            return
-        within = sum(length <= self.limit for length in self.lengths)
-        counts = f"{within:,} of {len(self.lengths):,} prompts have at most {LIMIT}={self.limit} tokens"
-        yield f"{counts}; the longest has {max(self.lengths):,}.", within < ENOUGH * len(self.lengths)
+            return f"Prompt lengths were not counted, because {self.unknown or 'there are no prompts'}."
+        return (
+            f"{self._count_within():,} of {len(self.lengths):,} prompts have at most {LIMIT}={self.limit} tokens; the "
+            f"longest has {max(self.lengths):,}."
+        )
+
+    def findings(self) -> list[Finding]:
+        """Return a note if many prompts are too long, or if the chat template raises an error."""
+        too_many = self._count_within() < ENOUGH * len(self.lengths)
+        return [Finding("note", self.summary(), FIX)] if self.template_raises or too_many else []
+
+    def _count_within(self) -> int:
+        return sum(1 for length in self.lengths if length <= self.limit)
+
+
+def _local_tokenizer(path: str, *, trust_remote_code: bool) -> Any:
+    from huggingface_hub import constants
+    from transformers import AutoTokenizer
+
+    with temporarily(constants, "HF_HUB_OFFLINE", True):  # otherwise it asks the hub in spite of `local_files_only`
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)

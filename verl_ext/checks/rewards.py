@@ -4,151 +4,133 @@ verl's default trainer logs an exception of a reward function and drops the samp
 never fill a batch. A wrong name of a component would stop the run after the first rollout.
 """
 
-import json
 import pkgutil
-import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from itertools import dropwhile, takewhile
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
-
-from verl_ext import rewards
-from verl_ext.checks.presets import leaves, other_estimator
+from verl_ext import rewards as reward_functions
+from verl_ext.checks.filters import filter_by_accuracy
+from verl_ext.checks.presets import other_estimator
 from verl_ext.core.batch import SCORE
-from verl_ext.core.chain import Chain
+from verl_ext.core.chain import Chain, Step
 from verl_ext.errors import ConfigurationError, Finding, listed, nearest, reading
 from verl_ext.rewards.options import parse_options
 from verl_ext.run import Run
 from verl_ext.run_config import FILTER, FUNCTION, resolved, reward_module, select
-from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
+from verl_ext.settings import ANY_REWARD, Settings
 
 REWARD_MODEL = "reward.reward_model"
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
+OVERLONG_REWARD = "overlong_reward"
+"""The component with the penalty of dapo's reward manager, if `log` is set."""
 TOOL_REWARDS = "tool_rewards"
 """The component with the rewards of executed calls, as verl's tool agent loop writes it."""
+PARALLEL_CALLS = "actor_rollout_ref.rollout.multi_turn.max_parallel_calls"
 REJECTING = ("algorithm.rollout_correction.rollout_rs", "trainer.pre_advantage_hooks")
 """Settings that may clear the mask of a response; with `RayPPOTrainer`, this happens before turns can be read."""
-MANAGERS: Mapping[str, tuple[str, ...]] = {
+ADDED_BY_MANAGER: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("naive", "gdpo", "remote", "rate_limited"), ()),
-    "dapo": ("overlong", "overlong_reward"),
+    "dapo": ("overlong", OVERLONG_REWARD),
 }
 """The reward managers of verl, each with the components that it adds to those of the reward function."""
-
-OLD = ("reward_model", "custom_reward_function", "sandbox_fusion")
-"""The sections that older versions of verl had at the top level: `main_ppo` composes them, but does not read them."""
-READS = re.compile(rf"migrate_legacy_reward_impl|config(\.|\.get\(.|\[.)({'|'.join(OLD)})\b")
-"""A pattern for the source of a main that migrates these sections, or reads them."""
+ACCURACY_KEY = "++algorithm.rewards.accuracy_key"
+ACCURACY_THRESHOLD = "++algorithm.rewards.accuracy_threshold"
 
 
-def scorer(config: Any) -> Any:
-    """Return the options of the configured reward function if it is one of verl_ext, else None."""
+def reward_options(config: Any) -> Any:
+    """Return the options of the configured reward function if it is one of verl_ext, else None.
+
+    Raise if verl_ext has no such function, or if the function rejects its arguments.
+    """
     name = reward_module(config)
     if name is None:
         return None
-    modules = [module.name for module in pkgutil.iter_modules(rewards.__path__)]
-    module = import_module(f"{rewards.__name__}.{name}") if name in modules else None
-    if module is None or not hasattr(module, "compute_score"):
-        valid = [at for at in modules if hasattr(import_module(f"{rewards.__name__}.{at}"), "compute_score")]
-        path, near = select(config, f"{FUNCTION}.path"), nearest(name, valid)
+    modules = _reward_modules()
+    if name not in modules:
+        near = nearest(name, modules)
         hint = "" if near is None else f" (did you mean {near!r}?)"
         raise ConfigurationError(
-            f"{FUNCTION}.path={path} does not work, because verl_ext has no reward function {name!r}{hint}. Set "
-            f"{FUNCTION}.path=pkg://{rewards.__name__}.NAME, where NAME is one of {listed(valid)}."
+            f"{FUNCTION}.path={select(config, f'{FUNCTION}.path')} does not work, because verl_ext has no reward "
+            f"function {name!r}{hint}. Set {FUNCTION}.path=pkg://{reward_functions.__name__}.NAME, where NAME is one "
+            f"of {listed(modules)}."
         )
     with reading(f"{FUNCTION}.reward_kwargs", ConfigurationError):
-        kwargs = resolved(select(config, f"{FUNCTION}.reward_kwargs")) or {}
-        return parse_options(module.Options, {str(name): value for name, value in kwargs.items()})
+        arguments = resolved(select(config, f"{FUNCTION}.reward_kwargs")) or {}
+        return parse_options(modules[name].Options, {str(key): value for key, value in arguments.items()})
 
 
-def dropped(config: Any, mains: Iterable[str]) -> Iterator[Finding]:
-    """Report each setting of `OLD` that has no effect, with the line that has, unless one of the mains reads them."""
-    old = OmegaConf.to_container(OmegaConf.create({name: config.get(name) for name in OLD}))
-    given = {path: value for path, value in leaves(old) if value is not None}
-    if not given or "async_training" in config or any(map(READS.search, mains)):
-        return
-    import verl
-    from verl.experimental.reward_loop import migrate_legacy_reward_impl
-
-    # Each setting gets its own path as its value, so that its new place can be found after the migration.
-    probe = OmegaConf.load(Path(verl.__file__).with_name("trainer") / "config/legacy_reward_impl.yaml")
-    probe.reward = OmegaConf.to_container(config.get("reward") or OmegaConf.create())
-    known = dict(leaves(OmegaConf.to_container(probe.reward), "reward"))
-    for path in given:
-        OmegaConf.update(probe, path, path, force_add=True)
-    migrated = leaves(OmegaConf.to_container(migrate_legacy_reward_impl(probe).reward), "reward")
-    moved = {f"{value}": path for path, value in migrated}
-    for path, written in given.items():
-        value = written if (read := resolved(select(config, path))) is None else read
-        plain = isinstance(value, str) and re.fullmatch(r"[\w./:-]+", value)
-        text = value if plain else json.dumps(value, ensure_ascii=False)  # as Hydra reads it
-        ignored = f"{path}={text} has no effect, because verl.trainer.main_ppo does not read it."
-        if (new := moved.get(path)) is None:
-            yield Finding("error", f"{ignored} No current setting of verl replaces it.", f"Remove {path}.")
-        elif resolved(select(config, new)) != value:
-            prefix = "" if new in known else "+"
-            yield Finding("error", ignored, f"Set {shlex.quote(f'{prefix}{new}={text}')} instead.")
-
-
-def mains_of_file() -> Iterator[str]:
-    """Yield the sources next to the primary file's folder that name the file, such as the mains of verl's recipes."""
-    hydra = HydraConfig.get()
-    for source in hydra.runtime.config_sources:
-        files = Path(source.path).parent.glob("*.py") if (source.provider, source.schema) == ("main", "file") else ()
-        texts = (file.read_text("utf-8", "replace") for file in files)
-        yield from (text for text in texts if f'"{hydra.job.config_name}"' in text)
+def _reward_modules() -> dict[str, ModuleType]:
+    """Return the modules of `verl_ext.rewards` that contain a reward function, by name."""
+    names = [module.name for module in pkgutil.iter_modules(reward_functions.__path__)]
+    modules = {name: import_module(f"{reward_functions.__name__}.{name}") for name in names}
+    return {name: module for name, module in modules.items() if hasattr(module, "compute_score")}
 
 
 def known_components(config: Any) -> list[str] | None:
     """Return all components of a run; None if code of neither verl_ext nor verl may add some."""
-    options, manager = scorer(config), select(config, "reward.reward_manager.name") or "naive"
-    of_verl = (select(config, "reward.reward_manager.source") or "register") == "register" and manager in MANAGERS
-    if options is None or not of_verl or select(config, "reward.reward_model.enable"):
+    options = reward_options(config)
+    manager = select(config, "reward.reward_manager.name") or "naive"
+    source = select(config, "reward.reward_manager.source") or "register"
+    is_manager_of_verl = source == "register" and manager in ADDED_BY_MANAGER
+    if options is None or not is_manager_of_verl or select(config, f"{REWARD_MODEL}.enable"):
         return None
-    return [*options.components, *MANAGERS[manager], SCORE]
+    return [*options.components, *ADDED_BY_MANAGER[manager], SCORE]
 
 
-def wrong_components(run: Run) -> Iterator[Finding]:
-    """Reject a reward function of verl_ext that does not exist or rejects its arguments, and unknown components."""
-    valid, rewards = known_components(run.config), run.settings.rewards
+def unknown_components(run: Run) -> Iterator[Finding]:
+    """Reject names of rewards that a reward function of verl_ext does not return.
+
+    Raise if the function does not exist or rejects its arguments.
+    """
+    valid = known_components(run.config)
+    if valid is None:
+        return
+    rewards = run.settings.rewards
     wanted = [("keys", key) for key in rewards.keys or ()]
-    wanted += [("accuracy_key", rewards.accuracy_key)] if rewards.accuracy_key is not None else []
+    if rewards.accuracy_key is not None:
+        wanted.append(("accuracy_key", rewards.accuracy_key))
+    path = f"{FUNCTION}.path={run.select(f'{FUNCTION}.path')}"
     for setting, key in wanted:
-        if valid is not None and key not in (*valid, TOOL_REWARDS):
-            near = nearest(key, valid)
-            hint = "" if near is None else f" (did you mean {near!r}?)"
-            yield Finding(
-                "error",
-                f"algorithm.rewards.{setting} names the reward {key!r}{hint}, which "
-                f"{FUNCTION}.path={run.select(f'{FUNCTION}.path')} does not return.",
-                f"Use names from {listed(valid)} in algorithm.rewards.{setting}.",
-            )
+        if key in (*valid, TOOL_REWARDS):
+            continue
+        near = nearest(key, valid)
+        hint = "" if near is None else f" (did you mean {near!r}?)"
+        yield Finding(
+            "error",
+            f"algorithm.rewards.{setting} names the reward {key!r}{hint}, which {path} does not return.",
+            f"Use names from {listed(valid)} in algorithm.rewards.{setting}.",
+        )
+
+
+def adds_penalty(run: Run) -> bool:
+    """Return whether dapo's reward manager adds a penalty for long responses to the score."""
+    return run.select("reward.reward_manager.name") == "dapo" and bool(run.select(f"{OVERLONG}.enable"))
 
 
 def lost_penalty(run: Run) -> Iterator[Finding]:
     """Reject a penalty that dapo's reward manager adds to the score if named rewards replace the score."""
     keys, weights = run.settings.rewards.keys, run.settings.rewards.weights
-    added = run.select("reward.reward_manager.name") == "dapo" and run.select(f"{OVERLONG}.enable")
-    if run.chain is None or keys is None or not added:
+    if run.chain is None or keys is None or not adds_penalty(run):
         return
-    name, named = "overlong_reward", "overlong_reward" in keys
-    if named and run.select(f"{OVERLONG}.log"):
+    is_named = OVERLONG_REWARD in keys
+    if is_named and run.select(f"{OVERLONG}.log"):
         return
-    lines, disable = [f"++{OVERLONG}.log=True"], f"{OVERLONG}.enable=False"
-    if not named:
-        lines.append(f"'++algorithm.rewards.keys=[{','.join([*keys, name])}]'")
-    if not named and weights is not None:
-        lines.append(f"'++algorithm.rewards.weights=[{','.join(f'{weight:g}' for weight in (*weights, 1))}]'")
+    lines = [f"++{OVERLONG}.log=True"]
+    if not is_named:
+        lines.append(f"'++algorithm.rewards.keys=[{','.join([*keys, OVERLONG_REWARD])}]'")
+    if not is_named and weights is not None:
+        with_one_more = ",".join(f"{weight:g}" for weight in (*weights, 1))
+        lines.append(f"'++algorithm.rewards.weights=[{with_one_more}]'")
+    disable = f"{OVERLONG}.enable=False"
+    needs_nonnegative = "maxrl" in run.methods
     yield Finding(
         "error",
         f"{OVERLONG}.enable=True adds a penalty to the score, but algorithm.rewards.keys={[*keys]} replaces the score, "
         "so the penalty would be lost.",
-        # maxrl needs rewards of at least 0.
-        f"Set {disable}." if "maxrl" in run.methods else f"Set {' '.join(lines)}, or {disable}.",
+        f"Set {disable}." if needs_nonnegative else f"Set {' '.join(lines)}, or {disable}.",
     )
 
 
@@ -164,7 +146,7 @@ def negative_rewards(run: Run) -> Iterator[Finding]:
             f"{needs}, but algorithm.rewards.weights={list(weights)} can make the sum of the rewards negative.",
             "Use weights of at least 0 in algorithm.rewards.weights.",
         )
-    if run.select("reward.reward_manager.name") == "dapo" and run.select(f"{OVERLONG}.enable"):
+    if adds_penalty(run):
         yield Finding(
             "error",
             f"{needs}, but {OVERLONG}.enable=True adds a penalty to the score, which can make the score negative.",
@@ -179,82 +161,109 @@ def needs_nonnegative_sum(chain: Chain | None) -> bool:
     return any(step.needs_nonnegative for step in after_sum)
 
 
-def lists_of_rewards(run: Run) -> Iterator[Finding]:
-    """Reject per-turn rewards and rubrics in a run that does not support them."""
-    rewards, rollout = run.settings.rewards, "actor_rollout_ref.rollout.multi_turn"
-    names = rewards.per_turn or rewards.rubrics  # never both
-    if not names:
-        return
-    setting = f"algorithm.rewards.{'per_turn' if rewards.per_turn else 'rubrics'}"
-    where = f"{setting}={list(names)}"
-    if not run.computes_advantages:
+def steps_before_sum(chain: Chain | None) -> Iterator[Step]:
+    """Return the steps that work on each reward separately."""
+    return takewhile(lambda step: not step.sums, () if chain is None else chain.steps)
+
+
+class Lists:
+    """The rewards of a run that are lists, per turn or rubrics, and the setting that names them."""
+
+    def __init__(self, settings: Settings) -> None:
+        rewards = settings.rewards
+        self.names = rewards.per_turn or rewards.rubrics or ()  # the settings reject both
+        self.setting = f"algorithm.rewards.{'per_turn' if rewards.per_turn else 'rubrics'}"
+        self.where = f"{self.setting}={list(self.names)}"
+
+
+def lists_of_verl_estimator(run: Run) -> Iterator[Finding]:
+    """Reject per-turn rewards and rubrics of an estimator of verl."""
+    lists = Lists(run.settings)
+    if lists.names and not run.computes_advantages:
         yield Finding(
             "error",
-            f"{where} has no effect on verl's {run.name}, which reads only the score.",
-            f"Remove {setting}, or select an estimator of verl_ext. For example, "
+            f"{lists.where} has no effect on verl's {run.name}, which reads only the score.",
+            f"Remove {lists.setting}, or select an estimator of verl_ext. For example, "
             f"{other_estimator(run, 'weighted_grpo')}.",
         )
-    calls = run.select(f"{rollout}.max_parallel_calls")
-    if TOOL_REWARDS in (rewards.per_turn or ()) and calls != 1:
+
+
+def several_calls_per_turn(run: Run) -> Iterator[Finding]:
+    """Reject the rewards of executed calls as per-turn rewards if a turn may have several calls."""
+    calls = run.select(PARALLEL_CALLS)
+    if TOOL_REWARDS in (run.settings.rewards.per_turn or ()) and calls != 1:
         yield Finding(
             "error",
-            f"{where} needs one entry per turn, but verl writes one entry of {TOOL_REWARDS} per call, and "
-            f"{rollout}.max_parallel_calls={calls} allows several calls per turn.",
-            f"Set {rollout}.max_parallel_calls=1, or return verl_ext.per_turn([...]) from the reward function under "
-            "another name.",
+            f"{Lists(run.settings).where} needs one entry per turn, but verl writes one entry of {TOOL_REWARDS} per "
+            f"call, and {PARALLEL_CALLS}={calls} allows several calls per turn.",
+            f"Set {PARALLEL_CALLS}=1, or return verl_ext.per_turn([...]) from the reward function under another name.",
         )
-    for hook in REJECTING if rewards.per_turn and run.select("trainer.use_v1") is False else ():
+
+
+def unreadable_turns(run: Run) -> Iterator[Finding]:
+    """Reject per-turn rewards if the trainer may clear the mask of a response before verl_ext reads its turns."""
+    if not run.settings.rewards.per_turn or run.select("trainer.use_v1") is not False:
+        return
+    for hook in REJECTING:
         if run.select(hook):
             yield Finding(
                 "error",
-                f"{where} does not work with {hook} while trainer.use_v1=False. This trainer may clear the mask of a "
-                "response before verl_ext reads its turns.",
+                f"{Lists(run.settings).where} does not work with {hook} while trainer.use_v1=False. This trainer may "
+                "clear the mask of a response before verl_ext reads its turns.",
                 f"Remove trainer.use_v1=False, or remove {hook}.",
             )
-    needed = rewards.accuracy_between is not None or (run.chain is not None and run.chain.needs_accuracy)
-    if needed and (key := accuracy_of(run.settings)) in names:
-        yield Finding(
-            "error",
-            f"The accuracy must be one number per response, but the reward {key!r} is in {where}.",
-            "Set ++algorithm.rewards.accuracy_key=NAME, where NAME is a reward with one number per response.",
-        )
-    if run.filter_metric in names:
-        yield Finding(
-            "error",
-            f"{FILTER}.metric={run.filter_metric} must be one number per response, but it is in {where}.",
-            filter_by_accuracy(run),
-        )
-    if run.filter_metric == ANY_REWARD:
-        yield Finding("error", f"{FILTER}.metric={ANY_REWARD} does not support {where}.", filter_by_accuracy(run))
-    for step in takewhile(lambda step: not step.sums, run.chain.steps if run.chain and rewards.rubrics else ()):
-        if step.not_with_rubrics:
-            listed_step = "compose" in run.methods
-            fix = f"remove {step.name} from algorithm.compose.steps" if listed_step else other_estimator(run, "gdpo")
-            yield Finding(
-                "error",
-                f"{where} does not work with the step {step.name} of {run.name}, because {step.not_with_rubrics}.",
-                f"Return one number for each of these rewards and remove {setting}, or {fix}.",
-            )
 
 
-def filter_by_accuracy(run: Run) -> str:
-    """Return the fix for a filter of groups that does not fit the rewards: filter by the accuracy, or not at all."""
-    rewards = run.settings.rewards
-    off, bounds = f"{FILTER}.enable=False", "algorithm.rewards.accuracy_between"
-    if run.select("trainer.use_v1") is False:  # its trainer has no filter by the accuracy
-        return f"Set {off}."
-    lines, name = [f"{FILTER}.metric={ACCURACY_BETWEEN}"], ""
-    if rewards.accuracy_between is None:
-        lines.append(f"'++{bounds}=[0.05,0.95]'")
-    if rewards.accuracy_key is None or rewards.accuracy_key in (rewards.per_turn or rewards.rubrics or ()):
-        lines.append("++algorithm.rewards.accuracy_key=NAME")
-        name = " NAME is the reward that is the accuracy, with one number per response."
-    return f"Set {' '.join(lines)}, or {off}.{name}"
+def list_as_accuracy(run: Run) -> Iterator[Finding]:
+    """Reject a list as the accuracy, which must be one number per response."""
+    key = accuracy_of(run.settings)
+    if _needs_accuracy(run) and key in Lists(run.settings).names:
+        yield Finding(
+            "error",
+            f"The accuracy must be one number per response, but the reward {key!r} is in {Lists(run.settings).where}.",
+            f"Set {ACCURACY_KEY}=NAME, where NAME is a reward with one number per response.",
+        )
+
+
+def list_as_filter(run: Run) -> Iterator[Finding]:
+    """Reject a filter of groups that needs one number per response."""
+    lists = Lists(run.settings)
+    if not lists.names:
+        return
+    metric = f"{FILTER}.metric={run.filter_metric}"
+    if run.filter_metric in lists.names:
+        text = f"{metric} must be one number per response, but it is in {lists.where}."
+        yield Finding("error", text, filter_by_accuracy(run))
+    elif run.filter_metric == ANY_REWARD:
+        yield Finding("error", f"{metric} does not support {lists.where}.", filter_by_accuracy(run))
+
+
+def step_without_rubrics(run: Run) -> Iterator[Finding]:
+    """Reject rubrics with a step before the sum that does not support them."""
+    if not run.settings.rewards.rubrics:
+        return
+    lists = Lists(run.settings)
+    for step in steps_before_sum(run.chain):
+        if not step.not_with_rubrics:
+            continue
+        change = other_estimator(run, "gdpo")
+        if "compose" in run.methods:
+            change = f"remove {step.name} from algorithm.compose.steps"
+        yield Finding(
+            "error",
+            f"{lists.where} does not work with the step {step.name} of {run.name}, because {step.not_with_rubrics}.",
+            f"Return one number for each of these rewards and remove {lists.setting}, or {change}.",
+        )
 
 
 def accuracy_of(settings: Settings) -> str:
     """Return the name of the accuracy component, as far as it is known before the run."""
     return settings.rewards.accuracy_in(settings.rewards.keys or ())
+
+
+def _needs_accuracy(run: Run) -> bool:
+    needed_by_estimator = run.chain is not None and run.chain.needs_accuracy
+    return needed_by_estimator or run.settings.rewards.accuracy_between is not None
 
 
 def has_colocated_model(run: Run) -> bool:
@@ -263,44 +272,47 @@ def has_colocated_model(run: Run) -> bool:
     return enabled and not run.select(f"{REWARD_MODEL}.enable_resource_pool")
 
 
-def wrong_accuracy(run: Run) -> Iterator[Finding]:
-    """Reject an accuracy that must be named and is not, or that is not in [0, 1]."""
-    by_estimator = run.chain is not None and run.chain.needs_accuracy
-    if not by_estimator and run.settings.rewards.accuracy_between is None:
+def unnamed_accuracy(run: Run) -> Iterator[Finding]:
+    """Reject an estimator that needs an accuracy if verl_ext cannot know which reward is the accuracy."""
+    rewards = run.settings.rewards
+    if run.chain is None or not run.chain.needs_accuracy or rewards.accuracy_key is not None:
         return
-    rewards, options = run.settings.rewards, scorer(run.config)
-    keys, key = rewards.keys or (), accuracy_of(run.settings)
-    known = () if options is None else options.accuracies
-    setting, threshold = "++algorithm.rewards.accuracy_key", "++algorithm.rewards.accuracy_threshold"
-    if by_estimator and rewards.accuracy_key is None and has_colocated_model(run):
+    keys = rewards.keys or ()
+    if has_colocated_model(run):
         yield Finding(
             "error",
             f"{run.name} needs an accuracy. A colocated reward model ({REWARD_MODEL}.enable_resource_pool=False) "
             "writes its results into the batch like columns of the data set, so verl_ext cannot identify the accuracy.",
-            f"Set {setting}=NAME, where NAME is the column with the accuracy.",
+            f"Set {ACCURACY_KEY}=NAME, where NAME is the column with the accuracy.",
         )
-        return
-    if by_estimator and rewards.accuracy_key is None and key == SCORE and len(keys) > 1:
-        candidates = [name for name in known if name != SCORE]
+    elif accuracy_of(run.settings) == SCORE and len(keys) > 1:
+        options = reward_options(run.config)
+        candidates = [name for name in (options.accuracies if options else ()) if name != SCORE]
+        fix = (
+            f"Set {ACCURACY_KEY}=NAME, where NAME is the reward that is the accuracy. If this reward is not in [0, 1], "
+            f"also set {ACCURACY_THRESHOLD} to the value above which a response is correct."
+        )
         if candidates:
-            fix = f"Set {setting} to one of {listed(candidates)}."
-        else:
-            fix = (
-                f"Set {setting}=NAME, where NAME is the reward that is the accuracy. If this reward is not in [0, 1], "
-                f"also set {threshold} to the value above which a response is correct."
-            )
+            fix = f"Set {ACCURACY_KEY} to one of {listed(candidates)}."
         yield Finding(
             "error",
             f"{run.name} needs an accuracy in [0, 1], but the score is a sum of several rewards "
             f"(algorithm.rewards.keys={[*keys]}).",
             fix,
         )
+
+
+def accuracy_outside_range(run: Run) -> Iterator[Finding]:
+    """Reject a reward of verl_ext as the accuracy if it can be outside [0, 1] and no threshold is set."""
+    if not _needs_accuracy(run) or run.settings.rewards.accuracy_threshold is not None or any(unnamed_accuracy(run)):
         return
-    of_scorer = options is not None and key in (*options.components, SCORE)
-    if of_scorer and key not in known and rewards.accuracy_threshold is None:
-        other = f", or set {setting} to one of {listed(known)}" if known else ""
-        yield Finding(
-            "error",
-            f"The accuracy must be in [0, 1], but the reward {key!r} can be outside [0, 1].",
-            f"Set {threshold} to the value above which a response is correct{other}.",
-        )
+    options = reward_options(run.config)
+    key = accuracy_of(run.settings)
+    if options is None or key in options.accuracies or key not in (*options.components, SCORE):
+        return
+    other = f", or set {ACCURACY_KEY} to one of {listed(options.accuracies)}" if options.accuracies else ""
+    yield Finding(
+        "error",
+        f"The accuracy must be in [0, 1], but the reward {key!r} can be outside [0, 1].",
+        f"Set {ACCURACY_THRESHOLD} to the value above which a response is correct{other}.",
+    )

@@ -1,20 +1,34 @@
-"""Choose rows of a run's data on which its reward function is tried, and find what rows are missing."""
+"""Choose rows of a run's data on which its reward function is tried, and find what the data lack."""
 
 import json
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from verl_ext.errors import DataError, Finding, listed, reading
 from verl_ext.run_config import select
 
-VISITED = 1000
+COUNTED_PROMPTS = 1000
 """The number of rows of a file whose prompt lengths are counted."""
 SEED = 1
 """The seed of the rows that are drawn from a file with several data sources."""
+OWN_DATASET = (
+    "data.custom_cls reads this file in its own way. Use `rehearse --rows 0`, or `check` without --try-reward."
+)
+Row = dict[str, Any]
+
+
+class Sample(NamedTuple):
+    """Rows of the files of a setting."""
+
+    rows: dict[str, Row]
+    """The chosen rows by their places, such as `row 3 of train.parquet`."""
+    prompts: list[Any]
+    """The prompts of a sample of rows, as messages."""
+    findings: list[Finding]
 
 
 def read_responses(file: Path) -> list[list[str]]:
@@ -23,7 +37,8 @@ def read_responses(file: Path) -> list[list[str]]:
         lines = [json.loads(line) for line in file.read_text(encoding="utf-8").rstrip("\n").split("\n")]
         responses = [[line] if isinstance(line, str) else line for line in lines]
         for number, turns in enumerate(responses, start=1):
-            if not (isinstance(turns, list) and {*map(type, turns)} == {str}):
+            are_strings = isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns)
+            if not are_strings:
                 raise DataError(
                     f"Line {number} of {file} is {reprlib.repr(turns)}. Write a JSON string, or a list of JSON strings "
                     "for a multi-turn session."
@@ -32,97 +47,158 @@ def read_responses(file: Path) -> list[list[str]]:
 
 
 def files_of(config: Any, setting: str) -> list[str]:
-    """The files that a setting names, one or several."""
+    """Return the files that a setting names, one or several."""
     files = select(config, setting)
     return [files] if isinstance(files, str) else list(files or [])
 
 
-def rows_of(
-    config: Any, setting: str, most: int, *, spread: bool = True, visit: Callable[[Any], None] | None = None
-) -> tuple[dict[str, Any], list[Finding]]:
-    """Return rows of a setting's files by their places, and findings about the first invalid row of each kind.
+def sample(config: Any, setting: str, count: int, *, stratify: bool = True) -> Sample:
+    """Return rows of a setting's files, and findings about the first invalid row of each kind.
 
-    With `spread` the rows are a stratified sample of every file (see `stratified`), and at least one row of each
-    `data_source` is included. Otherwise they are the first rows. `visit` is called with the prompts of a stratified
-    sample of `VISITED` rows of each file.
+    With `stratify` the rows are a stratified sample of every file (see `stratified`), and at least one row of each
+    `data_source` is included. Otherwise they are the first rows of the first file.
     """
-    prompt, paths = select(config, "data.prompt_key"), files_of(config, setting)
-    own = select(config, "data.custom_cls.path") is not None
-    hint = ""
-    if own:
-        hint = (
-            " data.custom_cls reads this file in its own way. Use `rehearse --rows 0`, or `check` without --try-reward."
-        )
-    rows: dict[str, Any] = {}
-    findings: list[Finding] = []
-    for path in paths if spread else paths[:1]:
+    result = Sample({}, [], [])
+    has_own_dataset = select(config, "data.custom_cls.path") is not None
+    fix = OWN_DATASET if has_own_dataset else ""
+    paths = files_of(config, setting)
+    for path in paths if stratify else paths[:1]:
         if setting == "data.val_files" and not Path(path).exists():
             continue  # the plan of the run has a note about it
-        first: dict[tuple[Any, str], tuple[int, Any]] = {}
-        with reading(f"{setting}={path}", fix=hint.strip()):
-            _, parts = batches(path, ["data_source", "reward_model", "extra_info", "agent_name", prompt])
-            sources = _sources(path) if spread else []
-            wanted = stratified(sources, -(-most // len(paths))) if spread else {*range(most)}
-            visited = stratified(sources or _sources(path), VISITED) if visit is not None else ()
-            others: dict[int, Any] = {}
-            for at, row in enumerate(row for part in parts for row in part.to_pylist()):
-                model = row.get("reward_model", {})
-                if model is not None and "ground_truth" not in model:
-                    raise DataError(
-                        f"Row {at} of {path} has no reward_model.ground_truth, which verl needs. It has the columns "
-                        f"{listed(row)}. Add the column reward_model with the entries style and ground_truth.{hint}"
-                    )
-                truth = (model or {}).get("ground_truth")
-                lack = "null" if truth is None else "empty" if truth in ("", [], {}) else ""
-                first.setdefault((row.get("data_source"), lack), (at, row))
-                if at in wanted:
-                    rows[f"row {at} of {path}"] = row
-                if not _are_messages(row.get(prompt)):
-                    others = others or {at: row.get(prompt)}
-                elif visit is not None and at in visited:
-                    visit(row[prompt])
-        known = {row.get("data_source") for row in rows.values()}
-        more = {f"row {at} of {path}": row for (source, _), (at, row) in first.items() if source not in known}
-        rows |= more if spread else {}
-        for at, found in others.items():
-            text = (
-                f"Row {at} of {path}: the column data.prompt_key={prompt} is {reprlib.repr(found)}, not chat messages."
+        count_of_file = -(-count // len(paths)) if stratify else count
+        with reading(f"{setting}={path}", fix=fix):
+            of_file = _sample_of_file(config, path, count_of_file, stratify, fix)
+        result.rows.update(of_file.rows)
+        result.prompts.extend(of_file.prompts)
+        result.findings.extend(of_file.findings)
+    return result
+
+
+def _sample_of_file(config: Any, path: str, count: int, stratify: bool, fix: str) -> Sample:
+    prompt_key = str(select(config, "data.prompt_key"))
+    columns = ["data_source", "reward_model", "extra_info", "agent_name", prompt_key]
+    _require_columns(path, fix)
+    sources = _column(path, "data_source")
+    chosen = stratified(sources, count) if stratify else {*range(count)}
+    counted = stratified(sources, COUNTED_PROMPTS)
+    rows: dict[str, Row] = {}
+    prompts: list[Any] = []
+    first_rows: dict[tuple[Any, str], tuple[str, Row]] = {}  # by data source and by what the ground truth is
+    findings: list[Finding] = []
+    has_wrong_prompt = prompt_key not in column_names(path)  # `without_prompts` reports a missing column
+    for number, row in enumerate(_read_rows(path, columns)):
+        place = f"row {number} of {path}"
+        kind = _kind_of_truth(row, place, fix)
+        first_rows.setdefault((row.get("data_source"), kind), (place, row))
+        if number in chosen:
+            rows[place] = row
+        if _are_messages(row.get(prompt_key)):
+            if number in counted:
+                prompts.append(row[prompt_key])
+        elif not has_wrong_prompt:
+            has_wrong_prompt = True
+            findings.append(_wrong_prompt(place, prompt_key, row.get(prompt_key), fix))
+    if stratify:
+        known_sources = {row.get("data_source") for row in rows.values()}
+        rows.update((place, row) for (source, _), (place, row) in first_rows.items() if source not in known_sources)
+    findings += _missing_truths({key: place for key, (place, _) in first_rows.items()})
+    return Sample(rows, prompts, findings)
+
+
+def without_prompts(config: Any, setting: str) -> Iterator[Finding]:
+    """Report each file of a setting that does not have the column of the prompts."""
+    prompt_key = str(select(config, "data.prompt_key"))
+    if select(config, "data.custom_cls.path") is not None:
+        return
+    for path in files_of(config, setting):
+        if not Path(path).is_file():
+            continue
+        with reading(f"{setting}={path}"):
+            names = column_names(path)
+        if prompt_key not in names:
+            yield Finding(
+                "error",
+                f"{setting}={path} has no column {prompt_key}, which data.prompt_key={prompt_key} names. It has the "
+                f"columns {listed(names)}.",
+                "Set data.prompt_key to the column with the chat messages.",
             )
-            fix = f"Write a list of messages, each with the entries role and content.{hint}"
-            findings.append(Finding("error", text, fix))
-        for (source, lack), (at, _) in first.items():
-            if lack and (source, "") in first:  # if no row of a source has a ground truth, its function needs none
-                text = f"Row {at} of {path}: reward_model.ground_truth is {lack}, unlike other rows of its data_source."
-                fix = "Remove the row, or add its ground truth."
-                findings.append(Finding("error" if lack == "null" else "note", text, fix))
-    return rows, findings
+
+
+def _require_columns(path: str, fix: str) -> None:
+    """Raise if a file lacks a column that verl needs to call the reward function."""
+    names = column_names(path)
+    for column in ("data_source", "reward_model"):
+        if column not in names:
+            raise DataError(
+                f"{path} has no column {column}, which verl needs to call the reward function. It has the columns "
+                f"{listed(names)}. Add the column {column}. {fix}".rstrip()
+            )
+
+
+def _kind_of_truth(row: Row, place: str, fix: str) -> str:
+    """Return whether the ground truth is `null`, `empty` or `given`. Raise if the row has no entry for it."""
+    model = row["reward_model"]
+    if model is None:
+        return "null"
+    if "ground_truth" not in model:
+        raise DataError(
+            f"{place[0].upper()}{place[1:]} has no reward_model.ground_truth, which verl needs. Its reward_model has "
+            f"the entries {listed(model)}. Add the entry ground_truth. {fix}".rstrip()
+        )
+    truth = model["ground_truth"]
+    if truth is None:
+        return "null"
+    return "empty" if truth in ("", [], {}) else "given"
+
+
+def _missing_truths(first_rows: dict[tuple[Any, str], str]) -> Iterator[Finding]:
+    """Report rows without a ground truth, unless no row of their data source has one: its function needs none."""
+    for (source, kind), place in first_rows.items():
+        if kind != "given" and (source, "given") in first_rows:
+            yield Finding(
+                "error" if kind == "null" else "note",
+                f"{place[0].upper()}{place[1:]}: reward_model.ground_truth is {kind}, unlike other rows of its "
+                "data_source.",
+                "Remove the row, or add its ground truth.",
+            )
+
+
+def _wrong_prompt(place: str, prompt_key: str, value: Any, fix: str) -> Finding:
+    return Finding(
+        "error",
+        f"{place[0].upper()}{place[1:]}: the column data.prompt_key={prompt_key} is {reprlib.repr(value)}, not chat "
+        "messages.",
+        f"Write a list of messages, each with the entries role and content. {fix}".rstrip(),
+    )
+
+
+def _are_messages(value: Any) -> bool:
+    """Return whether each message has a role and a content; an assistant's content may be a call of a tool."""
+    return isinstance(value, list) and all(map(_is_message, value))
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or message.get("role") is None:
+        return False
+    return message.get("content") is not None or message["role"] == "assistant"
 
 
 def stratified(sources: Sequence[Any], count: int) -> set[int]:
-    """Return the places of `count` rows, in proportion to the rows of each data source.
+    """Return the numbers of `count` rows, in proportion to the rows of each data source.
 
     The rows of a single data source are evenly spaced. If there are several, the rows of each are drawn by a seed: the
     sources may alternate, and evenly spaced rows would then all have the same one.
 
-    >>> sorted({place % 3 for place in stratified(["a", "b", "c"] * 10, 10)})
+    >>> sorted({number % 3 for number in stratified(["a", "b", "c"] * 10, 10)})
     [0, 1, 2]
     """
     total = len(sources)
     if len({*map(str, sources)}) < 2:
-        return {at * total // count for at in range(count)}
-    places = np.random.default_rng(SEED).permutation(total).tolist()
-    places.sort(key=lambda place: str(sources[place]))  # keeps the random order within a source
-    return {places[(2 * at + 1) * total // (2 * count)] for at in range(count)}
-
-
-def _sources(path: str) -> list[Any]:
-    """Return the data source of every row of a file."""
-    total, parts = batches(path, ["data_source"])
-    sources: list[Any] = []
-    for part in parts:
-        if "data_source" in part.schema.names:
-            sources += part.column("data_source").to_pylist()
-    return sources or [None] * total  # the file may lack the column
+        return {index * total // count for index in range(count)}
+    numbers = np.random.default_rng(SEED).permutation(total).tolist()
+    numbers.sort(key=lambda number: str(sources[number]))  # keeps the random order within a source
+    middles = [(2 * index + 1) * total // (2 * count) for index in range(count)]
+    return {numbers[middle] for middle in middles}
 
 
 def batches(path: str, columns: list[str]) -> tuple[int, Any]:
@@ -139,11 +215,23 @@ def batches(path: str, columns: list[str]) -> tuple[int, Any]:
     return len(table), table.to_batches()
 
 
-def _are_messages(found: Any) -> bool:
-    """Whether each has a role and a content; an assistant's content may be a call of a tool."""
-    return isinstance(found, list) and all(
-        isinstance(message, dict)
-        and message.get("role") is not None
-        and (message.get("content") is not None or message["role"] == "assistant")
-        for message in found
-    )
+def _read_rows(path: str, columns: list[str]) -> Iterator[Row]:
+    _, parts = batches(path, columns)
+    for part in parts:
+        yield from part.to_pylist()
+
+
+def _column(path: str, name: str) -> list[Any]:
+    """Return a column of a file."""
+    _, parts = batches(path, [name])
+    return [value for part in parts for value in part.column(name).to_pylist()]
+
+
+def column_names(path: str) -> list[str]:
+    """Return the names of the columns of a file."""
+    import pyarrow.parquet
+
+    if path.endswith(".parquet"):
+        return list(pyarrow.parquet.read_schema(path).names)
+    _, parts = batches(path, [])
+    return list(parts[0].schema.names) if parts else []

@@ -1,12 +1,13 @@
-"""A run's reward manager in a process of its own, which is ended when an answer takes too long.
+"""A run's reward manager in a process of its own, which is ended when a response takes too long.
 
-A regular expression that backtracks holds Python's lock, so that nothing in its own process can end it.
+A regular expression that backtracks holds Python's lock, so nothing in its own process can end it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -14,8 +15,10 @@ import re
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,30 +39,48 @@ IN_PROCESS = ("naive", "dapo", "gdpo")
 """verl's reward managers that need neither Ray nor a service; `naive` calls the function for the others."""
 ROLLOUT = {"min_global_steps": 0, "max_global_steps": 0, "turn_scores": [], "tool_rewards": []}
 """What a rollout of one turn adds to `extra_info`, at the first step."""
-FIRST = 10
-"""Times the limit of an answer: that of loading, and of the first one, which may load what the others use."""
-_PARENT_DIES = 1  # PR_SET_PDEATHSIG
+FIRST_TIMEOUT_FACTOR = 10
+"""The timeout of loading, and of the first response, which may load what the others use, in timeouts of a response."""
+REPORT_INTERVAL = 10.0
+"""Seconds between two reports of the progress."""
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+"""The arguments that verl passes to a reward function by name, in addition to `reward_kwargs`."""
+CALLERS = ("_call_with_kwargs", "_call_with_kwargs_async")
+"""The functions of verl that call a custom reward function."""
+PARENT_DEATH_SIGNAL = 1
+"""The option PR_SET_PDEATHSIG of Linux's `prctl`."""
+
+
+class ScoringError(DataError):
+    """A response cannot be scored. Errors of the same `cause` are one mistake in the reward function."""
+
+    def __init__(self, text: str, fix: str, cause: str) -> None:
+        super().__init__(text, fix, cause)  # all arguments, so that the error can be pickled
+        self.text, self.fix, self.cause = text, fix, cause
 
 
 class EndedError(DataError):
-    """The process scores no more: an answer took too long, or the reward function ended it."""
+    """The process cannot score any more: a response took too long, or the reward function ended the process."""
 
 
 class Scorer:
-    """Scores answers as the run will, one at a time, in a session of its own: a scorer may start processes, too."""
+    """Scores responses as the run will, one at a time, in a process with a session of its own."""
 
-    def __init__(self, config: Any, seconds: float, until: float, *, nan: bool) -> None:
-        """`seconds`: for an answer. `until`: when to end, by the clock. `nan`: whether the run goes on with NaN."""
-        self.seconds, self.until, self.nan, self.scored = seconds, until, nan, 0
+    def __init__(self, config: Any, timeout: float, deadline: float, *, accepts_nan: bool) -> None:
+        """`timeout`: seconds for a response. `deadline`: by `time.monotonic()`. `accepts_nan`: in place of a score."""
+        self.timeout, self.deadline, self.accepts_nan = timeout, deadline, accepts_nan
+        self.scored = 0
+        """The number of responses that were scored."""
         exit_on_signals()  # so that this object ends its process
         self._last_report = time.monotonic()
         context = multiprocessing.get_context("fork")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(self._pipe, theirs, config))  # no daemon: it may fork
+        self._pipe, pipe_of_child = context.Pipe()
+        # Not a daemon, because a daemon must not start processes, and a reward function may.
+        self._process = context.Process(target=_serve, args=(self._pipe, pipe_of_child, config))
         self._process.start()
-        theirs.close()
+        pipe_of_child.close()
         try:
-            self.is_async: bool = self._reply("Loading the reward function", FIRST * seconds)
+            self.is_async: bool = self._receive("Loading the reward function", FIRST_TIMEOUT_FACTOR * timeout)
         except BaseException:
             self.close()
             raise
@@ -76,81 +97,96 @@ class Scorer:
         self._pipe.close()
 
     def score(self, row: Mapping[str, Any], text: str, where: str) -> dict[str, Any]:
-        """Return the score of an answer and all components; raise `DataError` where a run would end."""
-        limit = self.seconds * (1 if self.scored else FIRST)
-        with suppress(BrokenPipeError):  # it has ended, which the reply tells
+        """Return the score of a response and all components; raise `ScoringError` where a run would end."""
+        timeout = self.timeout * (1 if self.scored else FIRST_TIMEOUT_FACTOR)
+        with suppress(BrokenPipeError):  # the process has ended, which `_receive` reports
             self._pipe.send((row, text))
-        result: dict[str, Any] = self._reply(f"Scoring {where}", limit)
+        result: dict[str, Any] = self._receive(f"Scoring {where}", timeout)
         self.scored += 1
-        score, stored = result[SCORE], torch.full((1,), torch.inf)
-        with suppress(TypeError, ValueError, RuntimeError):
-            stored[-1] = score  # as verl's rollout stores it
-        if stored.isinf() or (stored.isnan() and not self.nan):
-            raise DataError(
-                f"the score is {score!r}, but verl needs a finite number. Return a finite float as the score."
-            )
+        score = result[SCORE]
+        stored = _as_stored(score)
+        if stored is None or np.isinf(stored) or (np.isnan(stored) and not self.accepts_nan):
+            text = f"the score is {score!r}, but verl needs a finite number"
+            raise ScoringError(text, "Return a finite float as the score.", cause="score")
         return result
 
-    def _reply(self, what: str, limit: float) -> Any:
-        """Return what the process sends, and say now and then what it does."""
-        begun = time.monotonic()
-        end = min(begun + limit, self.until)
-        while True:
-            now = time.monotonic()
-            if now - self._last_report > 10:
-                self._last_report = now
-                say(f"{self.scored} responses scored so far. {what}.", sys.stderr)
-            if self._pipe.poll(max(0.0, min(self._last_report + 10, end) - now)):
-                break
-            if time.monotonic() >= end:
-                fix = "Raise --minutes" if end == self.until else "Raise --seconds"
-                seconds = f"{time.monotonic() - begun:.0f} s"
-                raise EndedError(f"{what} timed out after {seconds}. {fix} if the function needs more time.")
+    def _receive(self, action: str, timeout: float) -> Any:
+        """Return what the process sends, and report now and then what it does."""
+        start = time.monotonic()
+        self._wait(action, start, min(start + timeout, self.deadline))
         try:
-            sent = self._pipe.recv_bytes()
+            message = self._pipe.recv_bytes()
         except EOFError:
-            ending = time.monotonic() + 1
-            while self._process.exitcode is None and time.monotonic() < ending:
+            end = time.monotonic() + 1
+            while self._process.exitcode is None and time.monotonic() < end:
                 time.sleep(0.01)
             raise EndedError(
-                f"{what} ended the process of the reward function with exit status {self._process.exitcode}. Remove "
+                f"{action} ended the process of the reward function with exit status {self._process.exitcode}. Remove "
                 "calls that end the process, such as sys.exit, or correct the crash."
             ) from None
-        with reading("The result of the reward function"):  # verl, too, sends it to another process
-            kind, reply = pickle.loads(sent)  # noqa: S301 - of our own process
+        with reading("The result of the reward function"):  # verl sends it to another process, too
+            kind, content = pickle.loads(message)  # noqa: S301 - of our own process
         if kind == "error":
-            raise reply
-        return reply
+            raise content
+        return content
+
+    def _wait(self, action: str, start: float, end: float) -> None:
+        """Wait until the process has sent something. Raise if it has not done so at the time `end`."""
+        while True:
+            now = time.monotonic()
+            if now - self._last_report > REPORT_INTERVAL:
+                self._last_report = now
+                say(f"{self.scored} responses scored so far. {action}.", sys.stderr)
+            next_report = self._last_report + REPORT_INTERVAL
+            if self._pipe.poll(max(0.0, min(next_report, end) - now)):
+                return
+            if time.monotonic() >= end:
+                option = "--minutes" if end == self.deadline else "--seconds"
+                raise EndedError(
+                    f"{action} timed out after {time.monotonic() - start:.0f} s. Raise {option} if the function needs "
+                    "more time."
+                )
 
 
-def _serve(parents: Connection, pipe: Connection, config: Any) -> None:
-    """The process: build the reward manager, and score until the pipe is closed."""
+def _as_stored(score: Any) -> float | None:
+    """Return a score as verl's rollout stores it, in a tensor of float32; None if the tensor cannot hold it."""
+    stored = torch.zeros(1)
+    try:
+        stored[-1] = score
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return float(stored)
+
+
+def _serve(pipe_of_parent: Connection, pipe: Connection, config: Any) -> None:
+    """Build the reward manager in the child process, and score until the pipe is closed."""
     os.setsid()
     # A fork copies the parent's loop, but not the threads in which that loop would run functions.
     asyncio.set_event_loop(asyncio.new_event_loop())
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the function's processes do not read the caller's input
-    parents.close()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_DIES, signal.SIGKILL)  # else an endless loop would outlive a killed parent
-    answer = [""]
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # processes of the function do not read the caller's input
+    pipe_of_parent.close()
+    if sys.platform == "linux":  # otherwise an endless loop would outlive a killed parent
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    response = [""]
+    tokenizer = SimpleNamespace(decode=lambda *_arguments, **_options: response[0])
     try:
-        manager = load_manager(config, SimpleNamespace(decode=lambda *_given, **_options: answer[0]))
+        manager = load_manager(config, tokenizer)
     except VerlExtError as error:
         _send(pipe, "error", error)
         return
     _send(pipe, "result", bool(getattr(manager, "is_async_reward_score", False)))
     with suppress(EOFError):
         while True:
-            row, answer[0] = pipe.recv()
+            row, response[0] = pipe.recv()
             try:
-                _send(pipe, "result", _scored(manager, row))
+                _send(pipe, "result", _score(manager, row))
             except BaseException as error:  # noqa: BLE001 - the function is the user's
-                _send(pipe, "error", DataError(f"the reward function raises {type(error).__name__}: {error}"))
+                _send(pipe, "error", _explained(error, manager))
 
 
-def _send(pipe: Connection, kind: str, reply: Any) -> None:
+def _send(pipe: Connection, kind: str, content: Any) -> None:
     sys.stdout.flush()  # what the function has printed, before this process is killed
-    pipe.send_bytes(pickle.dumps((kind, reply)))
+    pipe.send_bytes(pickle.dumps((kind, content)))
 
 
 def load_manager(config: Any, tokenizer: Any) -> Any:
@@ -158,22 +194,30 @@ def load_manager(config: Any, tokenizer: Any) -> Any:
     from verl.trainer.ppo.reward import load_reward_manager, resolve_reward_manager_cls
 
     name = select(config, f"{MANAGER}.name")
-    called: Any = OmegaConf.merge(config, {"reward": {"reward_manager": {"source": "register"}}})
-    called.reward.reward_manager.name = name if name in IN_PROCESS else "naive"
-    file, function = Path(f"{select(config, f'{FUNCTION}.path')}"), f"{select(config, f'{FUNCTION}.name')}"
-    source = file.read_text("utf-8", "replace") if file.is_file() else function
-    if not re.search(rf"\b{function}\b|import \*", source):
-        valid = re.findall(r"^(?:async )?def (\w+)", source, re.M)
-        raise ConfigurationError(f"{FUNCTION}.name: {unknown('function', function, valid)} in {file}.")
+    merged: Any = OmegaConf.merge(config, {"reward": {"reward_manager": {"source": "register"}}})
+    merged.reward.reward_manager.name = name if name in IN_PROCESS else "naive"
+    _require_function(config)
     with reading("The reward function", ConfigurationError):
         resolve_reward_manager_cls(config)  # the run's own, which may need a service
         try:
-            manager = load_reward_manager(called, tokenizer)
+            manager = load_reward_manager(merged, tokenizer)
         except RuntimeError as error:  # verl hides what went wrong
             raise error.__cause__ or error from error
-    # Without this Python before 3.12 waits for ever for a function that raises StopIteration.
+    # Without this handler, Python before 3.12 waits forever for a function that raises StopIteration.
     manager.loop.set_exception_handler(_stop)
     return manager
+
+
+def _require_function(config: Any) -> None:
+    """Raise if the file of the reward function does not contain the name of the function."""
+    file = Path(f"{select(config, f'{FUNCTION}.path')}")
+    name = f"{select(config, f'{FUNCTION}.name')}"
+    if not file.is_file():
+        return
+    source = file.read_text("utf-8", "replace")
+    if not re.search(rf"\b{name}\b|import \*", source):
+        valid = re.findall(r"^(?:async )?def (\w+)", source, re.M)
+        raise ConfigurationError(f"{FUNCTION}.name: {unknown('function', name, valid)} in {file}.")
 
 
 def _stop(loop: Any, context: dict[str, Any]) -> None:
@@ -182,18 +226,61 @@ def _stop(loop: Any, context: dict[str, Any]) -> None:
     loop.stop()
 
 
-def _scored(manager: Any, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Score an answer."""
+def _score(manager: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the score and the components of the response that the manager's tokenizer decodes."""
     from tensordict import TensorDict
     from verl import DataProto
 
-    fields = {**row, "extra_info": dict(row.get("extra_info") or {})}
-    fields |= {"tool_extra_fields": dict(ROLLOUT), "__num_turns__": 2, "reward_scores": {}}
+    columns = {
+        **row,
+        "extra_info": dict(row.get("extra_info") or {}),
+        "tool_extra_fields": dict(ROLLOUT),
+        "__num_turns__": 2,
+        "reward_scores": {},
+    }
+    arrays = {name: _array_of_one(value) for name, value in columns.items()}
     token = torch.zeros((1, 1), dtype=torch.long)
     tensors = {"prompts": token, "responses": token, "attention_mask": torch.ones(1, 2, dtype=torch.long)}
-    data = DataProto(
-        batch=TensorDict(tensors, [1]),
-        non_tensor_batch={name: np.array([value, None], dtype=object)[:1] for name, value in fields.items()},
-    )
+    data = DataProto(batch=TensorDict(tensors, [1]), non_tensor_batch=arrays)
     result = manager.loop.run_until_complete(manager.run_single(data))
     return {**result["reward_extra_info"], SCORE: result["reward_score"]}
+
+
+def _array_of_one(value: Any) -> np.ndarray[Any, Any]:
+    """Return an array of shape `[1]` whose element is the value, even if the value is a list."""
+    array = np.empty(1, dtype=object)
+    array[0] = value
+    return array
+
+
+def _explained(error: BaseException, manager: Any) -> ScoringError:
+    """Return the error of a reward function, with the line of the user's file that raised it."""
+    kind = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    file = _file_of_function(manager)
+    of_user = [frame for frame in frames if frame.filename == file]
+    arguments = f"{', '.join(ARGUMENTS[:-1])} and {ARGUMENTS[-1]}"
+    if of_user:
+        line = of_user[-1]
+        text = f"it raises {kind}: {error} in line {line.lineno} of {line.filename} (`{line.line}`)"
+        fix = f"Correct this line. verl passes the arguments {arguments} to the function."
+        return ScoringError(text, fix, cause=f"{kind} {line.filename}:{line.lineno}")
+    if isinstance(error, TypeError) and frames[-1].name in CALLERS:
+        text = f"it cannot be called ({kind}: {error})"
+        parameters = ", ".join(ARGUMENTS)
+        fix = f"verl passes the arguments {arguments} by name. Define the function with ({parameters}, **kwargs)."
+        return ScoringError(text, fix, cause=str(error))
+    if isinstance(error, KeyError) and error.args == (SCORE,):
+        text = f"it returns a dictionary without the entry `{SCORE}`"
+        return ScoringError(text, f"Add the entry `{SCORE}`, a finite float, to the dictionary.", cause=text)
+    return ScoringError(f"it raises {kind}: {error}", "", cause=f"{kind} {error}")
+
+
+def _file_of_function(manager: Any) -> str:
+    """Return the file of a custom reward function, as in tracebacks; empty if it is one of verl."""
+    function = manager.compute_score
+    if not isinstance(function, partial):  # verl passes `reward_kwargs` to a custom function by a partial
+        return ""
+    custom_function = inspect.unwrap(function.args[0])
+    code = getattr(custom_function, "__code__", None)
+    return "" if code is None else str(code.co_filename)

@@ -5,7 +5,6 @@ Every process loads this module, so it imports the rules only when it judges by 
 
 from __future__ import annotations
 
-import linecache
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,18 +12,20 @@ from types import ModuleType
 from typing import Any
 
 from verl_ext import hooks
+from verl_ext.errors import Finding
 
-EXTERNAL = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
+EXTERNAL_MODULES = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
 """The setting that names modules for the processes that Ray starts."""
 ENTRIES = {"verl.utils.config": "validate_config", "verl.trainer.main_ppo": "run_ppo"}
-"""The functions that verl's entry points call in the driver before Ray starts.
+"""The functions that verl's main programs call in the driver before Ray starts.
 
-The entry points of other trainers import `run_ppo`, and some call nothing else. `python -m verl.trainer.main_ppo` runs
+The main programs of other trainers import `run_ppo`, and some call nothing else. `python -m verl.trainer.main_ppo` runs
 as `__main__`, whose `run_ppo` is not wrapped. It calls `validate_config`.
 """
+MAIN_OF_VERL = "verl.trainer.main_ppo"
 WORKER = "default_worker.py"
-"""The main file of Ray's workers. A worker does not know the main file of the run, which the driver has checked."""
-_SUMMARIZED: list[bool] = []
+"""The main file of Ray's workers. A main program of verl may call `validate_config` again in a worker."""
+_summarized: list[bool] = []
 """Whether this process is a driver that has logged its summary. Some drivers call both functions of `ENTRIES`."""
 
 
@@ -35,24 +36,41 @@ def over_driver(module: ModuleType) -> None:
 
 def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
     """`validate_config(config, ...)` or another function of the configuration: our checks come first."""
+    if Path(getattr(sys.modules["__main__"], "__file__", None) or "").name != WORKER:
+        check_in_driver(config)
+    return original(config, *args, **kwargs)
+
+
+def check_in_driver(config: Any) -> None:
+    """Raise if the run is rejected. Log a summary of a run that uses verl_ext."""
     from omegaconf import OmegaConf
 
     from verl_ext.checks.judge import check_run, log_run
+    from verl_ext.checks.verl_settings import old_sections
+    from verl_ext.run_config import uses_verl_ext
 
-    main = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
-    caller = Path(sys._getframe(2).f_code.co_filename)  # beyond the wrapper
+    main = main_program()
+    has_external_modules = OmegaConf.is_dict(config) and OmegaConf.select(
+        config, EXTERNAL_MODULES, throw_on_resolution_failure=False
+    )
     # Another main program than verl's, or a module that it imports, may register an estimator of its own in the
     # trainer's process alone.
-    called_by_verl = Path(sys.modules["verl"].__file__ or "").parent in caller.parents
-    if OmegaConf.is_dict(config) and OmegaConf.select(config, EXTERNAL, throw_on_resolution_failure=False):
-        called_by_verl = False
-    main_source = "".join(linecache.getlines(str(main))) if main.name != WORKER else None
-    run = check_run(config, main_source, by_name=called_by_verl)
-    if run is not None and run.uses_verl_ext:
-        if caller.match("verl/trainer/main_ppo.py"):
-            hooks.require_hooked(hooks.TRAINERS[bool(config.trainer.get("use_v1"))])
-        # The log of a driver begins with the summary of the run; a trainer logs it again before its first step.
-        if main.name != WORKER and not _SUMMARIZED:
-            _SUMMARIZED.append(True)
-            log_run(run)
-    return original(config, *args, **kwargs)
+    name_is_certain = main.startswith("verl.") and not has_external_modules
+    old_settings: tuple[Finding, ...] = ()
+    if uses_verl_ext(config):
+        old_settings = tuple(old_sections(config, "error" if main == MAIN_OF_VERL else "warning"))
+    run = check_run(config, old_settings, name_is_certain=name_is_certain)
+    if run is None:
+        return
+    if run.uses_verl_ext and main == MAIN_OF_VERL:
+        hooks.require_hooked(hooks.TRAINERS[bool(config.trainer.get("use_v1"))])
+    # The log of a driver begins with the summary of the run; a trainer logs it again before its first step.
+    if not _summarized and (run.uses_verl_ext or name_is_certain):
+        _summarized.append(True)
+        log_run(run)
+
+
+def main_program() -> str:
+    """Return the module that this process runs, as in `python -m MODULE`; empty for a file or another program."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return "" if spec is None else spec.name

@@ -1,8 +1,8 @@
 """`verl-ext check --try-reward`: call the reward function of a run on rows of its data, without a model.
 
-verl's own reward manager calls the function. For each row it scores a response made from the ground truth in the format
-that the function reads, an empty response, and the response in the same line of `--responses`. Without this check, most
-mistakes in a reward function would be found after the first rollout.
+verl's own reward manager calls the function. For each row it scores a response made from the ground truth in the
+template that the function reads, an empty response, and the response in the same line of `--responses`. Without this
+check, most mistakes in a reward function would be found after the first rollout.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from operator import methodcaller
 from typing import Any
@@ -23,28 +23,111 @@ import torch
 from verl_ext.advantages.estimator import compute, computing
 from verl_ext.advantages.log import log_estimator_of_verl
 from verl_ext.advantages.table import Table, is_number
-from verl_ext.checks.forms import Answer, Number, Trial
-from verl_ext.checks.plan import TOOLS
-from verl_ext.checks.prompts import LIMIT, Prompts
-from verl_ext.checks.rewards import MANAGERS, accuracy_of
-from verl_ext.checks.samples import read_responses, rows_of
+from verl_ext.checks.prompts import PromptLengths
+from verl_ext.checks.responses import (
+    GIVEN,
+    TEMPLATES,
+    Measure,
+    Response,
+    RewardProbe,
+    ScoredRow,
+    shortened,
+)
+from verl_ext.checks.rewards import ADDED_BY_MANAGER, accuracy_of, reward_options
+from verl_ext.checks.samples import Row, read_responses, sample
 from verl_ext.checks.scoring import IN_PROCESS, MANAGER, ROLLOUT, EndedError, Scorer
+from verl_ext.checks.summary import TOOLS
 from verl_ext.core.batch import LARGEST_REWARD, SCORE
 from verl_ext.core.row_index import RowIndex
 from verl_ext.core.rubrics import Criteria
 from verl_ext.errors import ConfigurationError, DataError, Finding, VerlExtError, listed
 from verl_ext.run import Run
-from verl_ext.run_config import FILTER, FUNCTION, select
-from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, VerlExtSettings
+from verl_ext.run_config import FILTER, FUNCTION
+from verl_ext.settings import ACCURACY, ACCURACY_BETWEEN, ANY_REWARD, VerlExtSettings
 
 AGENT, SINGLE_TURN = "actor_rollout_ref.rollout.agent", "single_turn_agent"
-NO_REWARDS = ("reward", ANY_REWARD, ACCURACY_BETWEEN)
+NOT_RETURNED = ("reward", ANY_REWARD, ACCURACY_BETWEEN)
 """The metrics of a filter of groups that no reward function returns."""
+NAMED_TEMPLATES = 3
+"""The number of built-in templates that are named in a report about a reward that nothing receives."""
 
 
-def try_reward(config: Any, run: Run, options: argparse.Namespace, until: float) -> tuple[list[str], list[Finding]]:
-    """Call the reward function; return a summary and the findings. `until`: when to end, by `time.monotonic()`."""
-    if select(config, "reward.reward_model.enable") and select(config, f"{FUNCTION}.path") is None:
+@dataclass
+class Trial:
+    """The responses that were scored, and what the data of the run are."""
+
+    probe: RewardProbe
+    training_rows: dict[str, Row]
+    validation_rows: dict[str, Row]
+    prompts: PromptLengths
+    requested_rows: int
+    has_given_responses: bool
+    seconds: float
+    """The time of all calls of the reward function."""
+    findings: list[Finding]
+    """What is wrong with the data, and why the trial ended before its end."""
+
+    @property
+    def training_results(self) -> dict[Response, dict[str, Any]]:
+        """The results of the responses to rows of `data.train_files`."""
+        return {response: result for response, result in self.probe.results.items() if response.is_training}
+
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        """The components of `training_results`, each with one value per response."""
+        results = self.training_results.values()
+        names = dict.fromkeys(name for result in results for name in result)
+        return {name: [result.get(name) for result in results] for name in names}
+
+
+def try_reward(run: Run, options: argparse.Namespace, deadline: float) -> tuple[list[str], list[Finding]]:
+    """Call the reward function; return a summary and the findings. The calls end at the time `deadline`."""
+    trial = collect(run, options, deadline)
+    return summarize(trial, run), judge(trial, run)
+
+
+def collect(run: Run, options: argparse.Namespace, deadline: float) -> Trial:
+    """Score responses to rows of the training data, and to one row of the validation data."""
+    _require_function(run, options)
+    given = read_responses(options.responses) if options.responses is not None else []
+    texts = ["\n".join(turns) for turns in given]
+    training = sample(run.config, "data.train_files", options.rows, stratify=not given)
+    if options.rows < 1 or not training.rows:
+        raise DataError(
+            f"--rows={options.rows} selects no rows of data.train_files. Set --rows to at least 1, and name files with "
+            "rows."
+        )
+    validation = sample(run.config, "data.val_files", 1)
+    prompts = PromptLengths(run.config)
+    prompts.count(training.prompts)
+    findings = [*training.findings]
+    start = time.monotonic()
+    with closing(Scorer(run.config, options.seconds, deadline, accepts_nan=run.chain is not None)) as scorer:
+        is_expensive = _is_expensive(run, scorer)
+        probe = RewardProbe(scorer, _measures(run), _accuracy(run), options.answer_template, is_expensive=is_expensive)
+        try:
+            for number, (place, row) in enumerate(training.rows.items()):
+                probe.score_row(place, row, texts[number : number + 1], is_training=True)
+            for place, row in validation.rows.items():
+                probe.score_row(place, row, [], is_training=False)
+            findings += _random_function(probe)
+        except EndedError as error:
+            findings.append(Finding("error", str(error), ""))
+    return Trial(
+        probe=probe,
+        training_rows=training.rows,
+        validation_rows=validation.rows,
+        prompts=prompts,
+        requested_rows=options.rows,
+        has_given_responses=bool(given),
+        seconds=time.monotonic() - start,
+        findings=findings,
+    )
+
+
+def _require_function(run: Run, options: argparse.Namespace) -> None:
+    """Raise if a reward model scores the run, or if a template has no place for the ground truth."""
+    if run.select("reward.reward_model.enable") and run.select(f"{FUNCTION}.path") is None:
         raise ConfigurationError(
             f"This run is scored by a reward model, which cannot be tried here. Set {FUNCTION}.path=FILE to try or "
             "rehearse the run with a function."
@@ -54,91 +137,209 @@ def try_reward(config: Any, run: Run, options: argparse.Namespace, until: float)
             raise ConfigurationError(
                 f"--answer-template={template!r} has no {{}}. Write {{}} where the ground truth is inserted."
             )
-    given = ["\n".join(turns) for turns in read_responses(options.responses)] if options.responses is not None else []
-    prompts = Prompts(config)
-    samples, findings = rows_of(config, "data.train_files", options.rows, spread=not given, visit=prompts)
-    if options.rows < 1 or not samples:
-        raise DataError(
-            f"--rows={options.rows} selects no rows of data.train_files. Set --rows to at least 1, and name files with "
-            "rows."
+
+
+def _is_expensive(run: Run, scorer: Scorer) -> bool:
+    """Return whether a call of the reward function may ask a service, so that few responses are scored."""
+    has_own_manager = run.select(f"{MANAGER}.name") not in IN_PROCESS
+    return scorer.is_async or has_own_manager or bool(run.select("reward.reward_model.enable"))
+
+
+def _measures(run: Run) -> dict[str, Measure]:
+    """Return the numbers that matter: the named rewards, the accuracy at its threshold, and the score."""
+    added = (*ADDED_BY_MANAGER.get(run.select(f"{MANAGER}.name"), ()), *ROLLOUT)
+    rewards = run.settings.rewards
+    names = [*(rewards.keys or ())]
+    if not names or not run.computes_advantages:
+        names.append(SCORE)
+    measures: dict[str, Measure] = {name: methodcaller("get", name) for name in names if name not in added}
+    if rewards.accuracy_threshold is not None:
+        measures[f"{accuracy_of(run.settings)} above {rewards.accuracy_threshold:g}"] = _accuracy(run)
+    return measures
+
+
+def _accuracy(run: Run) -> Measure:
+    """Return the function that reads the accuracy of a result; None if the result has none."""
+    rewards = run.settings.rewards
+    options = reward_options(run.config)
+    of_function = [] if options is None else [name for name in options.accuracies if name != SCORE]
+    only_key = rewards.keys[0] if rewards.keys and len(rewards.keys) == 1 else SCORE
+    candidates = [rewards.accuracy_key] if rewards.accuracy_key else [ACCURACY, *of_function, only_key]
+
+    def accuracy(result: Mapping[str, Any]) -> Any:
+        value: Any = next((result[name] for name in candidates if name in result), None)
+        if rewards.accuracy_threshold is None or not is_number(value):
+            return value
+        return value > rewards.accuracy_threshold
+
+    return accuracy
+
+
+def _random_function(probe: RewardProbe) -> Iterator[Finding]:
+    """Yield a note if the reward function scores the first response otherwise when it is called again."""
+    differences = probe.differences_when_repeated()
+    if differences:
+        response = next(iter(probe.results))
+        values = ", ".join(f"{name}={before} and {name}={after}" for name, (before, after) in differences.items())
+        yield Finding(
+            "note",
+            f"The reward function is not deterministic. Scored twice, {response.where}, received {values}. A resumed "
+            "run will not repeat the same numbers.",
+            "Remove randomness and state from the reward function, if that was not intended.",
         )
-    validated, _ = rows_of(config, "data.val_files", 1)
-    begun = time.monotonic()
-    with closing(Scorer(config, options.seconds, until, nan=run.chain is not None)) as scorer:
-        costly = scorer.is_async or select(config, f"{MANAGER}.name") not in IN_PROCESS
-        costly |= bool(select(config, "reward.reward_model.enable"))
-        trial = Trial(scorer, _numbers(config, run), options.answer_template, costly=costly)
-        try:
-            for number, (place, row) in enumerate([*samples.items(), *validated.items()]):
-                responses = given[number : number + 1] if number < len(samples) else []
-                trial.row(place, row, responses, training=place in samples)
-            findings += trial.again()
-        except EndedError as error:
-            findings.append(Finding("error", str(error), ""))
-    seconds = f", in {(time.monotonic() - begun) / scorer.scored:.2g} s each" if scorer.scored else ""
-    findings += [Finding("error", text[0].upper() + text[1:], "") for text in trial.problems]
-    results = {answer: result for answer, result in trial.results.items() if answer.training}
-    names = dict.fromkeys(name for result in results.values() for name in result)
-    columns: dict[str, list[Any]] = {name: [result.get(name) for result in results.values()] for name in names}
-    if results:
-        more = select(config, f"{MANAGER}.name") not in MANAGERS
-        findings += [Finding("error", text, "") for text in _wrong(columns, list(results), run, more=more)]
-    certain = bool(not costly or options.answer_template or given)
-    lines, notes = _summaries(config, trial, prompts, certain=certain)
-    findings += notes
-    findings += _notes_on_names(run, columns, given=bool(given))
-    findings += _notes_on_agents(config, samples.values())
-    rest = len(samples) - options.rows
-    more_rows = f" ({rest} more than --rows, so that each data_source is included)" if rest > 0 else ""
-    where = f"{len(samples)} rows of data.train_files{more_rows} and {len(validated)} of data.val_files"
-    title = f"The reward function scored {len(trial.results)} responses to {where}{seconds}:"
-    return [title, *_lines(columns, run), *lines], findings
 
 
-def _summaries(config: Any, trial: Trial, prompts: Prompts, *, certain: bool) -> tuple[list[str], list[Finding]]:
-    """Return sentences about the rewards and the prompts, and those that need a review as notes.
+def judge(trial: Trial, run: Run) -> list[Finding]:
+    """Return the findings about the data and the reward function."""
+    findings = [*trial.findings, *failures(trial)]
+    if trial.training_results:
+        findings += errors_of_first_batch(trial, run)
+        findings += _equal_rewards(trial, run)
+        findings += _filter_metric(trial, run)
+    if _tried_enough(trial):
+        findings += unrewarded_ground_truths(trial, run)
+    findings += constant_rewards(trial, run)
+    return [*findings, *trial.prompts.findings(), *_unused_tools(trial, run)]
 
-    `certain`: whether enough answer templates were tried to judge a ground truth without a reward.
-    """
-    path = select(config, f"{FUNCTION}.path") or "verl's reward function"
-    fix = (
-        "Add --answer-template 'TEXT {}' or --responses FILE, or correct how "
-        f"{path} compares a response with reward_model.ground_truth."
+
+def failures(trial: Trial) -> Iterator[Finding]:
+    """Report each mistake of the reward function once, with the first response for which it occurred."""
+    for failure in trial.probe.failures.values():
+        count, total = len(failure.where), len(trial.probe.results) + _count_failed(trial)
+        yield Finding(
+            "error",
+            f"The reward function cannot score {count} of {total} responses, because {failure.error.text}. The first "
+            f"of them: {failure.where[0]}.",
+            failure.error.fix,
+        )
+
+
+def _count_failed(trial: Trial) -> int:
+    return sum(len(failure.where) for failure in trial.probe.failures.values())
+
+
+def errors_of_first_batch(trial: Trial, run: Run) -> Iterator[Finding]:
+    """Report what would end the run at its first batch, by computing the advantages of the scored responses."""
+    responses, columns, rewards = list(trial.training_results), trial.columns, run.settings.rewards
+    scores = torch.tensor(columns[SCORE], dtype=torch.float64)
+    without_dump = replace(run.settings, verl_ext=VerlExtSettings())
+    run_of_trial = Run(run.name, without_dump, run.chain)
+    table = Table(
+        settings=rewards,
+        rows=RowIndex.of_padding(np.zeros(len(responses), dtype=bool)),
+        labels=[response.where for response in responses],
+        results=columns,
+        score=scores.numpy(),
+        truncated=np.ones(len(responses), dtype=bool),  # the number of its turns is not known
     )
-    prompts_fix = f"Raise {LIMIT}, shorten the prompts, or correct the chat template."
-    sentences = [(text, needs_review and certain, fix) for text, needs_review in trial.summary()]
-    sentences += [(text, needs_review, prompts_fix) for text, needs_review in prompts.summary()]
-    lines = [text for text, needs_review, _ in sentences if not needs_review]
-    notes = [Finding("note", text, fix_of_text) for text, needs_review, fix_of_text in sentences if needs_review]
-    if any(trial.chosen.values()):
-        constant = [f"Every response that was tried receives {value}." for value in trial.constant()]
-        notes += [Finding("note", text, fix) for text in constant]
-    return lines, notes
+    fields_of_steps = () if run.chain is None else run.chain.needs_fields
+    missing = {*(rewards.keys or ()), *fields_of_steps} - columns.keys()
+    may_be_added = run.select(f"{MANAGER}.name") not in ADDED_BY_MANAGER
+    if missing and (may_be_added or not missing.isdisjoint({*ROLLOUT, *fields_of_steps})):
+        return  # the reward manager, the rollout or verl adds what is missing
+    try:
+        with computing(run_of_trial, table):
+            if run.chain is None:
+                log_estimator_of_verl(run_of_trial, table)
+            else:
+                compute(run.name, scores[:, None], torch.ones(len(responses), 1))
+        if rewards.accuracy_between is not None:
+            table.accuracy()
+        for key in rewards.rubrics or ():  # a rubric has the same criteria for all responses to a row
+            Criteria.of(key, [response.place for response in responses], columns[key])
+    except VerlExtError as error:
+        yield Finding("error", str(error), "")
 
 
-def _notes_on_names(run: Run, columns: Mapping[str, Any], *, given: bool) -> Iterator[Finding]:
-    """Yield what is doubtful about the names of the rewards. `given`: whether --responses was used."""
-    for one, other in combinations(run.settings.rewards.keys or (), 2):
-        if len({*map(str, columns.get(one, ()))}) > 1 and columns[one] == columns.get(other):
+def _equal_rewards(trial: Trial, run: Run) -> Iterator[Finding]:
+    """Yield a note for two named rewards that are equal for all responses."""
+    columns = trial.columns
+    varying = [key for key in run.settings.rewards.keys or () if len({*map(str, columns.get(key, ()))}) > 1]
+    for one, other in combinations(varying, 2):
+        if columns[one] == columns[other]:
             fix = f"Remove {one} or {other} if it is redundant."
+            if not trial.has_given_responses:
+                fix = f"Add --responses with responses in which they differ. {fix}"
             yield Finding(
                 "note",
                 f"algorithm.rewards.keys: the rewards {one} and {other} are equal for all responses that were tried.",
-                fix if given else f"Add --responses with responses in which they differ. {fix}",
+                fix,
             )
-    if columns and (metric := run.filter_metric) not in (None, *NO_REWARDS, *columns):
+
+
+def _filter_metric(trial: Trial, run: Run) -> Iterator[Finding]:
+    """Yield a note if verl filters groups by something that the reward function does not return."""
+    metric = run.filter_metric
+    if metric is not None and metric not in (*NOT_RETURNED, *trial.columns):
         yield Finding(
             "note",
             f"{FILTER}.metric={metric} is not among the values that the reward function returns.",
-            f"Set it to one of {listed(columns)}.",
+            f"Set it to one of {listed(trial.columns)}.",
         )
 
 
-def _notes_on_agents(config: Any, rows: Iterable[Any]) -> Iterator[Finding]:
+def _tried_enough(trial: Trial) -> bool:
+    """Return whether enough templates or responses were tried to judge a reward that nothing receives."""
+    probe = trial.probe
+    return not probe.is_expensive or bool(probe.custom_templates) or trial.has_given_responses
+
+
+def unrewarded_ground_truths(trial: Trial, run: Run) -> Iterator[Finding]:
+    """Yield notes about data sources, or rows, whose ground truths receive no reward or are never correct."""
+    probe = trial.probe
+    for source, rows in probe.rows.items():
+        title = _title(probe, source)
+        best = probe.best_template[source]
+        if best is None:
+            text = f"{title} receive no more reward than an empty response: {_tried_templates(probe, rows[0])}."
+            yield Finding("note", text, _fix_of_function(run))
+        elif best.kind != GIVEN and any(not probe.gains(row.best) for row in rows):
+            yield Finding("note", reward_of_template(probe, source), _fix_of_function(run))
+        elif _is_never_correct(trial, run, source):
+            shown = f"`{shortened(rows[0].best.text)}` of {rows[0].best.place} receives {_values(probe, rows[0].best)}"
+            text = f"{title} are never correct in any template, although another reward is received: {shown}."
+            yield Finding("note", text, _fix_of_function(run))
+
+
+def _is_never_correct(trial: Trial, run: Run, source: str) -> bool:
+    """Return whether no training row of a data source receives the accuracy.
+
+    An accuracy that the settings do not name is the score. It may be a constant, which other rewards replace, so it
+    counts only if another data source receives it.
+    """
+    probe = trial.probe
+    accuracy_of_source = {
+        name: [_is_correct(probe, row) for row in rows if row.best.is_training] for name, rows in probe.rows.items()
+    }
+    if not accuracy_of_source[source] or any(accuracy_of_source[source]):
+        return False
+    is_named = run.settings.rewards.accuracy_key is not None or ACCURACY in trial.columns
+    received_elsewhere = any(map(any, accuracy_of_source.values()))
+    return is_named or received_elsewhere
+
+
+def _is_correct(probe: RewardProbe, row: ScoredRow) -> bool:
+    return any(probe.gain(response, probe.accuracy) > 0 for response in row.from_truth)
+
+
+def constant_rewards(trial: Trial, run: Run) -> Iterator[Finding]:
+    """Yield a note for each reward that is the same for all responses, if another reward is received."""
+    probe = trial.probe
+    if not any(probe.best_template.values()):
+        return
+    for name, measure in probe.measures.items():
+        values = {str(measure(result)) for result in probe.results.values()}
+        if len(values) == 1:
+            text = f"Every response that was tried receives {name}={values.pop()}."
+            yield Finding("note", text, _fix_of_function(run))
+
+
+def _unused_tools(trial: Trial, run: Run) -> Iterator[Finding]:
     """Yield a note if tools are set in a run whose agent loop calls no tool."""
-    default = select(config, f"{AGENT}.default_agent_loop")
-    tools = [name for name in TOOLS if select(config, name)]
-    if tools and {row.get("agent_name") or default for row in rows} == {SINGLE_TURN}:
+    tools = [name for name in TOOLS if run.select(name)]
+    default = run.select(f"{AGENT}.default_agent_loop")
+    agents = {row.get("agent_name") or default for row in trial.training_rows.values()}
+    if tools and agents == {SINGLE_TURN}:
         yield Finding(
             "note",
             f"{tools[0]} is set, but the agent loop {SINGLE_TURN} calls no tool.",
@@ -146,68 +347,101 @@ def _notes_on_agents(config: Any, rows: Iterable[Any]) -> Iterator[Finding]:
         )
 
 
-def _numbers(config: Any, run: Run) -> dict[str, Number]:
-    """The numbers that matter: the named rewards, the accuracy at its threshold, and the score."""
-    added = (*MANAGERS.get(select(config, f"{MANAGER}.name"), ()), *ROLLOUT)
-    keys = run.settings.rewards.keys or ()
-    names = keys if keys and run.computes_advantages else (*keys, SCORE)
-    numbers: dict[str, Number] = {name: methodcaller("get", name) for name in names if name not in added}
-    if (threshold := run.settings.rewards.accuracy_threshold) is not None:
-        key, bound = accuracy_of(run.settings), float(threshold)
-        numbers[f"{key} above {bound:g}"] = lambda result: is_number(result.get(key)) and result[key] > bound
-    return numbers
-
-
-def _wrong(columns: Mapping[str, Any], answers: Sequence[Answer], run: Run, *, more: bool) -> Iterator[str]:
-    """Yield what would end the run at the first batch. `more`: the reward manager may add components."""
-    labels = [answer.where for answer in answers]
-    settings = replace(run.settings, verl_ext=VerlExtSettings())  # without a dump
-    trial_run = Run(run.name, settings, run.chain)
-    size = len(answers)
-    scores = torch.tensor(columns[SCORE], dtype=torch.float64)[:, None]
-    table = Table(
-        settings=settings.rewards,
-        rows=RowIndex.of_padding(np.zeros(size, dtype=bool)),
-        labels=labels,
-        results=columns,
-        score=scores[:, 0].numpy(),
-        truncated=np.ones(size, dtype=bool),  # the number of its turns is not known
+def _fix_of_function(run: Run) -> str:
+    path = run.select(f"{FUNCTION}.path") or "verl's reward function"
+    return (
+        "Add --answer-template 'TEXT {}' or --responses FILE, or correct how "
+        f"{path} compares a response with reward_model.ground_truth."
     )
-    of_chain = () if run.chain is None else run.chain.needs_fields
-    missing = {*(settings.rewards.keys or ()), *of_chain} - columns.keys()
-    if missing and (more or not missing.isdisjoint({*ROLLOUT, *of_chain})):
-        return
-    try:
-        with computing(trial_run, table):
-            if run.chain is None:
-                log_estimator_of_verl(trial_run, table)
-            else:
-                compute(run.name, scores, torch.ones(size, 1))
-        if settings.rewards.accuracy_between is not None:
-            table.accuracy()
-        for key in settings.rewards.rubrics or ():
-            Criteria.of(key, [answer.place for answer in answers], columns[key])  # the same for a row
-    except VerlExtError as error:
-        yield str(error)
 
 
-def _lines(columns: Mapping[str, Sequence[Any]], run: Run) -> Iterator[str]:
+def summarize(trial: Trial, run: Run) -> list[str]:
+    """Return lines about the components, the templates that are rewarded, and the prompts."""
+    probe = trial.probe
+    count, requested = len(trial.training_rows), trial.requested_rows
+    more = f" ({count - requested} more than --rows, so that each data_source is included)" if count > requested else ""
+    scored = probe.scorer.scored
+    duration = f", in {trial.seconds / scored:.2g} s each" if scored else ""
+    lines = [
+        f"The reward function scored {len(probe.results)} responses to {count} rows of data.train_files{more} and "
+        f"{len(trial.validation_rows)} of data.val_files{duration}:"
+    ]
+    lines += _components(trial.columns, run)
+    for source, best in probe.best_template.items():
+        if best is not None and best.kind != GIVEN:
+            lines.append(reward_of_template(probe, source))
+    return [*lines, trial.prompts.summary()]
+
+
+def _components(columns: Mapping[str, Sequence[Any]], run: Run) -> Iterator[str]:
     """Yield the type and the range of each component."""
     accuracies = []
-    for key, given in columns.items():
-        values, turns = given, ""
-        with suppress(TypeError, ValueError):
-            rubrics = key in (run.settings.rewards.rubrics or ())
-            if rubrics or key in (run.settings.rewards.per_turn or ()):
-                lists = list(map(json.loads, given))
-                entries, counts = [entry for entries in lists for entry in entries], list(map(len, lists))
-                values = [value for value, _ in entries] if rubrics else entries
-                turns = f", {min(counts)} to {max(counts)} {'criteria per rubric' if rubrics else 'turns per response'}"
+    for key, results in columns.items():
+        values, lengths = _entries(key, results, run)
         numbers = [float(value) for value in values if is_number(value) and abs(value) <= LARGEST_REWARD]
-        words = [f"{min(numbers):g} to {max(numbers):g}"] if numbers else []
-        words += [f"{rest} are NaN, missing or not a number"] if (rest := len(values) - len(numbers)) else []
-        types = " or ".join(sorted({type(value).__name__ for value in values}))
-        yield f"  {key}: {types}{turns}, {', '.join(words) or 'no number'}"
-        if numbers and 0 <= min(numbers) < max(numbers) <= 1 and not turns:
+        parts = [" or ".join(sorted({type(value).__name__ for value in values})) + lengths]
+        if numbers:
+            parts.append(f"{min(numbers):g} to {max(numbers):g}")
+        others = len(values) - len(numbers)
+        if others:
+            parts.append(f"{others} are NaN, missing or not a number")
+        yield f"  {key}: {', '.join(parts)}"
+        if numbers and 0 <= min(numbers) < max(numbers) <= 1 and not lengths:
             accuracies.append(key)
     yield f"  components that vary within [0, 1], so that they can be used as an accuracy: {listed(accuracies)}"
+
+
+def _entries(key: str, results: Sequence[Any], run: Run) -> tuple[Sequence[Any], str]:
+    """Return the numbers of a component, and how many each response has if the component is a list."""
+    rewards = run.settings.rewards
+    is_rubric = key in (rewards.rubrics or ())
+    if not is_rubric and key not in (rewards.per_turn or ()):
+        return results, ""
+    with suppress(TypeError, ValueError):  # another finding reports a list that cannot be read
+        lists = [json.loads(result) for result in results]
+        counts = [len(entries) for entries in lists]
+        entries = [entry[0] if is_rubric else entry for entries in lists for entry in entries]
+        unit = "criteria per rubric" if is_rubric else "turns per response"
+        return entries, f", {min(counts)} to {max(counts)} {unit}"
+    return results, ""
+
+
+def _title(probe: RewardProbe, source: str) -> str:
+    return "Ground truths" + (f" of data_source {source}" if len(probe.best_template) > 1 else "")
+
+
+def reward_of_template(probe: RewardProbe, source: str) -> str:
+    """Return what the ground truths of a data source receive in its best template, and which receive less."""
+    best, rows = probe.best_template[source], probe.rows[source]
+    if best is None:
+        return ""
+    most = probe.gains(best)
+    lower = [row.best for row in rows if _receives_less(probe, row.best, most)]
+    text = (
+        f"{_title(probe, source)} formatted as `{shortened(best.text)}` receive {_values(probe, best)} in "
+        f"{len(rows) - len(lower):,} of {len(rows):,} rows."
+    )
+    for response in lower[:3]:
+        text += (
+            f" The ground truth `{shortened(response.text)}` of {response.place} receives {_values(probe, response)}."
+        )
+    return text
+
+
+def _receives_less(probe: RewardProbe, response: Response, most: Mapping[str, float]) -> bool:
+    """Return whether a response receives less than half of a reward that the best response receives."""
+    gains = probe.gains(response)
+    return any(2 * gains.get(name, 0.0) < gain for name, gain in most.items())
+
+
+def _tried_templates(probe: RewardProbe, row: ScoredRow) -> str:
+    """Return the rewards of a row, and the templates that were tried on it."""
+    tried = [response.kind for response in row.from_truth]
+    named = [f"`{kind}`" for kind in (*TEMPLATES[:NAMED_TEMPLATES], *probe.custom_templates) if kind in tried]
+    others = len(tried) - len(named)
+    templates = ", ".join(named) + (f" and {others} other templates" if others else "")
+    return f"`{shortened(row.best.text)}` receives {_values(probe, row.best)}, and so do the templates {templates}"
+
+
+def _values(probe: RewardProbe, response: Response) -> str:
+    return ", ".join(f"{name}={value}" for name, value in probe.values(response).items())

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from verl_ext.hooks import RULES, after_import, resolve, wrap
+from verl_ext.hooks import after_import, resolve, wrap
 
 HIDDEN = "VERL_EXT_CPU_GPUS_HIDDEN"
 """Set by a driver whose CUDA_VISIBLE_DEVICES was empty; the processes of its Ray cluster inherit it."""
@@ -49,9 +49,10 @@ def activate() -> None:
 
 def _set_device(original: Callable[..., Any], config: Any) -> None:
     """Read the configuration before verl uses it: `main_ppo.main` calls `auto_set_device` first."""
-    from verl_ext.cpu import checks, sizes
+    from verl_ext.checks.on_cpu import asks_for_cpu
+    from verl_ext.cpu import sizes
 
-    if checks.asks_for_cpu(config):
+    if asks_for_cpu(config):
         activate()
         sizes.fill(config)
     else:
@@ -72,8 +73,6 @@ def _register_checkpoint_engine(_module: ModuleType) -> None:
     import verl_ext.cpu.weights  # noqa: F401 - registers itself
 
 
-RULES["verl_ext.cpu.checks:rule"] = True
-RULES["verl_ext.cpu.checks:ignored_cluster"] = True
 after_import("verl.utils.device", lambda module: wrap(module, "auto_set_device", _set_device))
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     activate()

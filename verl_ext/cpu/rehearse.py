@@ -23,8 +23,9 @@ import numpy as np
 from omegaconf import OmegaConf
 
 import verl_ext
-from verl_ext.checks.command import check, composed
-from verl_ext.checks.samples import rows_of
+from verl_ext.checks.command import check
+from verl_ext.checks.configuration import composed
+from verl_ext.checks.samples import sample
 from verl_ext.cpu import session
 from verl_ext.cpu.miniature import make_model, rehearsed
 from verl_ext.cpu.patches import REHEARSAL
@@ -111,7 +112,7 @@ def _stages(options: argparse.Namespace, until: float) -> Iterator[Line]:
 
 def of_prompt(user: Any, tokenizer: Any, template: Any) -> Iterator[Line]:
     """Report messages of the first prompt that are missing in its text."""
-    (row,) = rows_of(user, "data.train_files", 1, spread=False)[0].values()
+    (row,) = sample(user, "data.train_files", 1, stratify=False).rows.values()
     messages, words = row[user.data.prompt_key], user.data.get("apply_chat_template_kwargs") or {}
     fix = f"Set {CHAT_TEMPLATE} to a template that accepts the messages of the first row of data.train_files."
     with reading("The tokenizer's chat template", ConfigurationError, "applied", fix):

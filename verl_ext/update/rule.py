@@ -48,12 +48,6 @@ NEEDS: tuple[tuple[tuple[str, ...], str, tuple[object, ...], str], ...] = (
 """Requirements of the settings: an entry of verl's configuration, its valid values, and what other values do."""
 
 
-def rule(run: Run) -> Iterator[Finding]:
-    """Report settings that the faster update does not support, and a GPU without flash-attn."""
-    yield from shorter_update(run)
-    yield from without_flash_attn(run)
-
-
 def shorter_update(run: Run) -> Iterator[Finding]:
     """Reject what needs zero-advantage rows, depends on the rows of a micro-batch, or cannot be packed."""
     settings = run.settings.verl_ext

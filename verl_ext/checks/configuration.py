@@ -1,0 +1,140 @@
+"""Compose the configuration of a run as verl's main program does, and find settings that the configuration lacks."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException
+from omegaconf import OmegaConf, open_dict
+
+from verl_ext.errors import ConfigurationError, Finding, nearest, reading
+from verl_ext.registry import entries_read, sections
+from verl_ext.run_config import has_algorithm, select
+
+CONFIGURATIONS_OF_VERL = "verl.trainer.config"
+"""The module with the configurations of verl's entry point."""
+NO_SUCH_SETTING = re.compile(r"Could not override '([\w.]+\.\w+)'")
+"""Hydra's message about a setting without a plus sign that the configuration does not have."""
+APPENDED = re.compile(r"\+{1,2}([\w.]+\.\w+)=")
+"""An override with a plus sign, which adds a setting to a section."""
+SIMILAR = 0.85
+"""How similar two names must be, between 0 and 1, so that one is probably a misspelled form of the other."""
+
+
+@contextmanager
+def composed(options: argparse.Namespace) -> Iterator[Any]:
+    """Compose the configuration within Hydra's global state, as in `hydra.main`."""
+    folder, name = options.config_path, options.config_name.removesuffix(".yaml")
+    if options.config is not None:
+        folder, name = options.config.parent, options.config.stem
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl warns about engines that are not installed
+        import verl  # loads our plugin, which stores the presets
+
+        if folder is not None and not folder.is_dir():  # Hydra begins where verl's entry point is
+            folder = Path(verl.__file__).parent / "trainer" / folder
+        with _initialized(folder):
+            config = _compose(name, options.overrides)
+            HydraConfig.instance().set_config(config)
+            try:
+                with open_dict(config):
+                    del config["hydra"]
+                if not has_algorithm(config):
+                    raise ConfigurationError(
+                        f"The configuration {name} has no section `algorithm`, so it does not configure verl's PPO "
+                        "trainer. Use the name of a configuration that starts from ppo_trainer."
+                    )
+                yield config
+            finally:
+                HydraConfig.instance().cfg = None
+
+
+def _initialized(folder: Path | None) -> Any:
+    """Initialize Hydra for the configurations of a folder, or for those of verl; return the context in which it is."""
+    if folder is None:
+        return hydra.initialize_config_module(CONFIGURATIONS_OF_VERL, version_base=None)
+    return hydra.initialize_config_dir(str(folder.resolve()), version_base=None)
+
+
+def _compose(name: str, overrides: list[str]) -> Any:
+    with reading(f"The configuration {name}", ConfigurationError, "composed"):
+        try:
+            return hydra.compose(name, overrides=overrides, return_hydra_config=True)
+        except ConfigCompositionException as error:
+            missing = NO_SUCH_SETTING.search(str(error))
+            if missing is None:
+                raise
+            raise _missing_setting(missing[1], overrides, name) from error
+
+
+def _missing_setting(path: str, overrides: Sequence[str], name: str) -> ConfigurationError:
+    """Return the error for a setting without a plus sign that the configuration does not have."""
+    section, _, setting = path.rpartition(".")
+    defaults = _defaults(name, overrides)
+    near = nearest(setting, _settings_of(section, defaults), cutoff=SIMILAR)
+    text = f"The configuration {name} has no setting {path}."
+    if near is not None and near != setting:
+        plus = "" if near in (select(defaults, section) or ()) else "++"
+        return ConfigurationError(f"{text} Use {plus}{section}.{near} instead.")
+    written = next((text for text in overrides if text.startswith(f"{path}=")), f"{path}=VALUE")
+    fix = f"To add it, set '++{written}'"
+    if _is_of_verl_ext(section):
+        fix += ", or select an estimator by its preset, which adds these settings, for example +verl_ext=gdpo"
+    return ConfigurationError(f"{text} {fix}.")
+
+
+def misspelled_additions(overrides: Sequence[str]) -> Iterator[Finding]:
+    """Warn about settings with a plus sign whose section has a setting with nearly the same name."""
+    added = [match[1] for match in map(APPENDED.match, overrides) if match is not None and "kwargs" not in match[1]]
+    if not added:
+        return
+    defaults = _defaults(str(HydraConfig.get().job.config_name), overrides)
+    for path in added:
+        section, _, setting = path.rpartition(".")
+        known = _settings_of(section, defaults)
+        near = nearest(setting, known, cutoff=SIMILAR)
+        # verl_ext itself reports misspelled settings of its sections.
+        if near is not None and setting not in known and not _is_of_verl_ext(section):
+            yield Finding(
+                "warning",
+                f"verl's configuration has no setting {path}, but a setting {section}.{near}.",
+                f"Use {section}.{near} without a plus sign. Keep {path} only if your own code reads it.",
+            )
+
+
+def _defaults(name: str, overrides: Sequence[str]) -> Any:
+    """Return the configuration with the presets and other groups of the overrides, but without their settings."""
+    groups = [text for text in overrides if "." not in text.partition("=")[0]]
+    return hydra.compose(name, overrides=groups)
+
+
+def _is_of_verl_ext(section: str) -> bool:
+    """Return whether verl_ext reads a section."""
+    parent, _, name = section.rpartition(".")
+    return parent == "algorithm" and name in entries_read()
+
+
+def _settings_of(section: str, defaults: Any) -> list[str]:
+    """Return the names of all settings of a section: in the configuration, and in the class that verl makes of it."""
+    kinds = sections()
+    name = section.removeprefix("algorithm.")
+    if section.startswith("algorithm.") and name in kinds:
+        return [field.name for field in dataclasses.fields(kinds[name])]
+    body: Any = select(defaults, section)
+    if not OmegaConf.is_dict(body):
+        return []
+    names = [str(key) for key in body]
+    target = body.get("_target_")
+    if target:
+        with suppress(Exception):  # the class may need a library that is not installed
+            names += [field.name for field in dataclasses.fields(hydra.utils.get_class(target))]
+    return names
