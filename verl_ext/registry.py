@@ -5,7 +5,6 @@ a `Method`. Every process of a run reads the names, which imports no module of a
 them. `sections` imports all of them, as do the presets when Hydra is imported.
 """
 
-import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -132,7 +131,6 @@ def sections() -> dict[str, type[Any]]:
     return kinds
 
 
-@functools.cache
 def default_section(kind: type[T]) -> T | None:
     """Return a section in which nothing is set, or None if a setting of the section has no default."""
     with suppress(ConfigurationError):

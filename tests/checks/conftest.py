@@ -73,6 +73,32 @@ def ends(solution_str, **given):
         os._exit(3)
     return hangs(solution_str, **given)
 
+def has_a_bug(data_source, solution_str, ground_truth, extra_info):
+    return helper(ground_truth)
+
+def helper(truth):
+    return truth.foo
+
+def has_other_parameters(solution_str, ground_truth):
+    return 1.0
+
+async def has_other_parameters_later(solution_str, ground_truth):
+    return 1.0
+
+def returns_no_score(**given):
+    return {"correct": 1.0, "format": 1.0}
+
+def reads_the_level(extra_info, **given):
+    return {"score": 1.0, "correct": 1.0, "format": extra_info["level"]}
+
+def integers(solution_str, ground_truth, **given):
+    right = float(isinstance(ground_truth, str) and ground_truth.isdigit() and ground_truth in solution_str.split())
+    return {"score": right, "correct": right, "format": float(len(solution_str) > 2)}
+
+def penalizes(solution_str, ground_truth, penalty=-1, **given):
+    paid = float(penalty) if not solution_str else 0.0
+    return {"score": 0.0, "correct": 1.0 + (solution_str == ground_truth), "format": paid}
+
 def returns(score=None, **given):
     odd = {"infinity": float("inf"), "float32": __import__("numpy").float32(1), "long": 10**400}
     return {"score": odd.get(score, score), "correct": 1.0, "format": 1.0}
@@ -87,14 +113,14 @@ def tried(tmp_path, capsys):
     rows = [{"data_source": "x", "prompt": [], "reward_model": {"ground_truth": str(at)}} for at in (1, 2, 3)]
     pandas.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
     given = [
-        *("check", "+verl_ext=gdpo", "actor_rollout_ref.rollout.n=8", f"data.train_files={tmp_path}/train.parquet"),
+        *("actor_rollout_ref.rollout.n=8", f"data.train_files={tmp_path}/train.parquet"),
         *(f"{FUNCTION}.path={tmp_path}/reward.py", "actor_rollout_ref.actor.use_dynamic_bsz=True"),
         *("--try-reward", "--rows", "2"),
     ]
 
-    def run(*arguments, keys="correct,format"):
+    def run(*arguments, keys="correct,format", preset="gdpo"):
         named = [f"algorithm.rewards.keys=[{keys}]"] if keys else []
-        status = main([*given, *named, *arguments])
+        status = main(["check", f"+verl_ext={preset}", *given, *named, *arguments])
         captured = capsys.readouterr()
         return status, captured.out + captured.err
 
@@ -105,14 +131,15 @@ def tried(tmp_path, capsys):
 def given(tried, tmp_path):
     """Exit status and output of one call on rows of these truths, sources and messages, of training or validation."""
 
-    def run(truths, sources=None, contents=None, *, words=(), file="train"):
+    def run(truths, sources=None, contents=None, *, words=(), file="train", without=(), renamed=None):
         usual = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
         rows = {
             "data_source": sources or ["x"] * len(truths),
             "prompt": contents or [usual] * len(truths),
             "reward_model": [{"ground_truth": truth} for truth in truths],
         }
-        pandas.DataFrame(rows).to_parquet(tmp_path / f"{file}.parquet", row_group_size=7)
+        table = pandas.DataFrame(rows).drop(columns=[*without]).rename(columns=renamed or {})
+        table.to_parquet(tmp_path / f"{file}.parquet", row_group_size=7)
         return tried(f"data.val_files={tmp_path}/val.parquet", *words)
 
     return run

@@ -195,6 +195,31 @@ def test_it_says_where_a_run_begins_and_ends(check, tmp_path):
     assert not says(check(*given, "trainer.resume_mode=disable")[1], "trainer.resume_mode")
 
 
+def test_more_steps_than_the_data_has_are_warned_of_with_the_number_of_epochs(check, tmp_path):
+    pandas.DataFrame({"prompt": [1] * 10}).to_parquet(tmp_path / "train.parquet")
+    given = ["algorithm.adv_estimator=grpo", DYNAMIC, f"data.train_files={tmp_path}/train.parquet"]
+    given += ["data.train_batch_size=4", "trainer.total_epochs=3", f"trainer.default_local_dir={tmp_path}/saved"]
+    assert not a_line_says(
+        check(*given, "trainer.total_training_steps=6")[1], "warning", "trainer.total_training_steps"
+    )
+    _, out, _ = check(*given, "trainer.total_training_steps=7")
+    assert a_line_says(out, "warning", "trainer.total_training_steps=7", "6", "trainer.total_epochs=4")
+    fixed = check(*given, "trainer.total_training_steps=7", "trainer.total_epochs=4")[1]
+    assert not a_line_says(fixed, "warning", "trainer.total_training_steps")
+    assert a_line_says(fixed, "trains", "7")
+
+
+def test_a_column_of_prompts_that_is_missing_is_found_without_a_trial(check, tmp_path):
+    pandas.DataFrame({"messages": [1] * 10}).to_parquet(tmp_path / "train.parquet")
+    given = ["algorithm.adv_estimator=grpo", DYNAMIC, f"data.train_files={tmp_path}/train.parquet"]
+    status, out, _ = check(*given)
+    assert status == 1
+    assert a_line_says(out, "error", "data.prompt_key=prompt", "'messages'")
+    assert not a_line_says(check(*given, "data.prompt_key=messages")[1], "error", "data.prompt_key")
+    own = ("data.custom_cls.path=mine.py", "data.custom_cls.name=Mine")  # reads the file in its own way
+    assert not a_line_says(check(*given, *own)[1], "error", "data.prompt_key")
+
+
 def test_of_a_run_that_only_validates_it_says_so_and_asks_for_no_steps(check, tmp_path):
     """A finished run that is validated once more: no step is left, and none is wanted."""
     pandas.DataFrame({"prompt": [1] * 10}).to_parquet(tmp_path / "train.parquet")

@@ -7,6 +7,7 @@ import pandas
 import psutil
 import pytest
 
+from tests.checks.conftest import REWARD
 from tests.facts import a_line_says, says
 
 FUNCTION = "reward.custom_reward_function"
@@ -99,6 +100,79 @@ def test_a_score_that_verl_cannot_store_is_refused(tried, score):
 def test_the_function_is_called_as_the_run_calls_it(tried, function, status):
     """What verl does not await or survive is refused."""
     assert tried(f"{FUNCTION}.name={function}")[0] == status
+
+
+@pytest.mark.parametrize("name", ["has_other_parameters", "has_other_parameters_later"])
+def test_a_function_with_other_parameters_is_told_the_four_that_verl_passes(tried, name):
+    status, out = tried(f"{FUNCTION}.name={name}")
+    errors = [line for line in out.splitlines() if line.startswith("error")]
+    assert status == 1
+    assert len(errors) == 1
+    assert says(errors[0], "TypeError", "data_source", "solution_str", "ground_truth", "extra_info", "row 0 of")
+
+
+def test_an_exception_of_the_function_is_reported_once_with_the_last_line_of_its_file(tried, tmp_path):
+    status, out = tried(f"{FUNCTION}.name=has_a_bug")
+    line = next(at for at, text in enumerate(REWARD.splitlines(), start=1) if "truth.foo" in text)
+    assert status == 1
+    assert out.count("AttributeError") == 1
+    assert a_line_says(out, "error", "AttributeError", f"line {line}", f"{tmp_path}/reward.py", "`return truth.foo`")
+    assert a_line_says(out, "error", "data_source", "solution_str", "ground_truth", "extra_info")
+    assert a_line_says(tried(f"{FUNCTION}.name=reads_the_level")[1], "KeyError", 'extra_info["level"]')
+
+
+def test_a_result_without_a_score_is_named(tried):
+    status, out = tried(f"{FUNCTION}.name=returns_no_score")
+    assert status == 1
+    assert a_line_says(out, "error", "without the entry `score`", "row 0 of")
+    assert "KeyError" not in out
+
+
+def test_different_mistakes_are_different_errors(given):
+    """The function raises for a response, and returns a score that verl cannot store for others."""
+    _, out = given(["1", "raise", "1"], ["x", "x", "unknown"], words=("--rows", "3"))
+    errors = [line for line in out.splitlines() if line.startswith("error")]
+    assert [says(line, "KeyError", "row 1 of") for line in errors] == [True]
+    _, out = given(["1", "2"], words=(f"{FUNCTION}.name=returns", f"+{FUNCTION}.reward_kwargs.score=null"))
+    assert len([line for line in out.splitlines() if line.startswith("error")]) == 1
+
+
+@pytest.mark.parametrize("truth", ["8.0", "8 x", 8])
+@pytest.mark.parametrize("named", [("algorithm.rewards.accuracy_key=correct",), ()])
+def test_a_data_source_that_is_never_correct_is_found_although_its_format_is_rewarded(given, tmp_path, truth, named):
+    words = (f"{FUNCTION}.name=integers", *named, "--rows", "8")
+    status, out = given(["1", "2", "3", "4"], file="val", words=words)
+    if isinstance(truth, int):  # a column of a Parquet file has one type
+        given([truth] * 4, ["b"] * 4, file="more")
+        files = f"data.train_files=[{tmp_path}/train.parquet,{tmp_path}/more.parquet]"
+        status, out = given(["1", "2", "3", "4"], ["a"] * 4, words=(*words, files))
+    else:
+        status, out = given(["1", "2", "3", "4"] + [truth] * 4, ["a"] * 4 + ["b"] * 4, words=words)
+    assert status == 0
+    assert a_line_says(out, "note", "data_source b", "correct=0.0", "format=1.0")
+    assert not a_line_says(out, "note", "data_source a")
+
+
+def test_a_column_that_is_missing_is_named_with_those_that_exist(given):
+    for column in ("data_source", "reward_model"):
+        status, out = given(["1", "2"], without=[column])
+        assert status == 1
+        assert a_line_says(out, "error", column, "'prompt'")
+        assert "KeyError" not in out
+    for file in ("train", "val"):
+        status, out = given(["1", "2"], renamed={"prompt": "messages"}, file=file)
+        assert status == 1
+        assert a_line_says(out, "error", f"data.{file}_files", "data.prompt_key=prompt", "'messages'")
+        assert not a_line_says(out, "None")
+        assert given(["1", "2"], file=file)[0] == 0
+
+
+def test_maxrl_accepts_a_negative_component_if_the_sum_is_never_negative(tried):
+    status, out = tried(f"{FUNCTION}.name=penalizes", preset="maxrl")
+    assert status == 0, out
+    status, out = tried(f"{FUNCTION}.name=penalizes", f"+{FUNCTION}.reward_kwargs.penalty=-2", preset="maxrl")
+    assert status == 1
+    assert a_line_says(out, "error", "-1", "row 0 of")
 
 
 def test_no_row_or_no_function_is_no_trial(tried):
