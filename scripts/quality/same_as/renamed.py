@@ -94,8 +94,13 @@ ADDED_COLUMNS: tuple[str, ...] = ()
 # Differences that are intended: `*`, a kind, or `kind/method`; then a pattern of what differs; then the reason.
 RECORDED = "a checkpoint records the estimator, the keys and the weights that saved it"
 COMPLETE = "a checkpoint without `data.pt` is incomplete, whether the save overwrote another one or not"
+SHARED = "mini-batches that the data-parallel ranks cannot share are an error"
+NOT_REGISTERED = "an estimator that is not registered is a warning, whatever the order of its letters is"
 MEASURED = "`build` no longer rejects a list whose steps cancel each other: it is measured when a run starts"
 EXPECTED: tuple[tuple[str, str, str], ...] = (
+    ("check/6 GPUs with batches for 8", "of batch 1", SHARED),
+    ("check/6 GPUs with batches for 8 on the other trainer", "of batch 1", SHARED),
+    ("check/a misspelt estimator", "of batch 1", NOT_REGISTERED),
     ("lists/compose", "error: the old version ConfigurationError in batch 1: algorithm.compose.steps[", MEASURED),
     ("lists/compose", "occurs twice. Remove one of the two", "a built-in step occurs once on each side of the sum"),
     ("*", "[0].keys: only in the new version", RECORDED),
