@@ -141,6 +141,25 @@ def test_another_reward_that_a_data_source_does_not_receive_is_no_mistake():
     assert notes_of(probe) == []
 
 
+def test_an_accuracy_that_is_not_scored_in_a_data_source_is_no_mistake():
+    """NaN means that a reward is not scored."""
+
+    def function(text, truth):
+        result = with_format(text, truth)
+        return result if truth in ("7", "8") else {**result, "correct": float("nan")}
+
+    probe = probe_of(function, ["7", "8", "x", "y"], names=("correct", "format"), sources=["a", "a", "b", "b"])
+    assert notes_of(probe, "correct") == []
+
+
+def test_an_accuracy_that_is_no_reward_and_never_received_is_reported_in_a_single_data_source():
+    """`constant_rewards` reports it if it is a reward."""
+    for names, count in ((("format",), 1), (("format", "correct"), 0)):
+        probe = probe_of(with_format, ["8.0", "9.0"], names=names)
+        probe.accuracy = lambda result: result.get("correct")
+        assert len(notes_of(probe, "correct")) == count
+
+
 def test_a_score_that_no_data_source_receives_is_no_accuracy():
     probe = probe_of(lambda text, _: {"score": 0.0, "format": float(bool(text))}, ["7"], names=("format", "score"))
     probe.accuracy = probe.measures["score"]

@@ -31,6 +31,7 @@ from verl_ext.checks.responses import (
     Response,
     RewardProbe,
     ScoredRow,
+    number_of,
     shortened,
 )
 from verl_ext.checks.rewards import ADDED_BY_MANAGER, accuracy_of, reward_options
@@ -302,20 +303,27 @@ def unrewarded_ground_truths(trial: Trial, run: Run) -> Iterator[Finding]:
 
 
 def _is_never_correct(trial: Trial, run: Run, source: str) -> bool:
-    """Return whether no training row of a data source receives the accuracy.
+    """Return whether no training row of a data source is correct, although the function scores its accuracy.
 
-    An accuracy that the settings do not name is the score. It may be a constant, which other rewards replace, so it
-    counts only if another data source receives it.
+    If no other data source is correct either, a score that named rewards replace may be a constant on purpose, and
+    `constant_rewards` reports an accuracy that is a constant and a reward.
     """
     probe = trial.probe
-    accuracy_of_source = {
-        name: [_is_correct(probe, row) for row in rows if row.best.is_training] for name, rows in probe.rows.items()
-    }
-    if not accuracy_of_source[source] or any(accuracy_of_source[source]):
+    rows_of_source = {name: [row for row in rows if row.best.is_training] for name, rows in probe.rows.items()}
+    rows = rows_of_source[source]
+    if not any(_has_accuracy(probe, row) for row in rows) or any(_is_correct(probe, row) for row in rows):
         return False
-    is_named = run.settings.rewards.accuracy_key is not None or ACCURACY in trial.columns
-    received_elsewhere = any(map(any, accuracy_of_source.values()))
-    return is_named or received_elsewhere
+    if any(_is_correct(probe, row) for rows in rows_of_source.values() for row in rows):
+        return True
+    name = run.settings.rewards.accuracy_key or ACCURACY
+    values = {str(probe.accuracy(result)) for result in probe.results.values()}
+    is_reported_as_constant = name in probe.measures and len(values) == 1
+    return name in trial.columns and not is_reported_as_constant
+
+
+def _has_accuracy(probe: RewardProbe, row: ScoredRow) -> bool:
+    """Return whether the accuracy of a row is a number. NaN means that it is not scored."""
+    return any(number_of(probe.accuracy(probe.results[response])) is not None for response in row.from_truth)
 
 
 def _is_correct(probe: RewardProbe, row: ScoredRow) -> bool:
