@@ -10,7 +10,7 @@ schedule(
     Hook("verl.trainer.ppo.core_algos", "verl_ext.advantages.estimator:install", "names of the estimators"),
     Hook(TRAINERS[True], "verl_ext.trainers.default_trainer:install", "verl_ext in the default (V1) trainer"),
     Hook(TRAINERS[False], "verl_ext.trainers.ray_trainer:install", "verl_ext in RayPPOTrainer"),
-    Hook("verl.utils.config", "verl_ext.checks.start:over_driver", "checks before Ray starts"),
-    Hook("verl.trainer.main_ppo", "verl_ext.checks.start:over_driver", "checks before Ray starts in other programs"),
+    Hook("verl.utils.config", "verl_ext.checks.start:install", "checks before Ray starts"),
+    Hook("verl.trainer.main_ppo", "verl_ext.checks.start:install", "checks before Ray starts in other programs"),
     Hook("hydra.core.config_store", "verl_ext.conf:store_presets", "configuration presets"),
 )

@@ -18,6 +18,7 @@ from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, COMMON, VERL_NAMES, 
 
 ESTIMATOR = "algorithm.adv_estimator"
 ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 FILTER = "algorithm.filter_groups"
 FUNCTION = "reward.custom_reward_function"
 

@@ -7,7 +7,8 @@ import pytest
 from tests.facts import says
 from verl_ext.checks.responses import LONG, TEMPLATES, RewardProbe, fill_template
 from verl_ext.checks.scoring import ScoringError
-from verl_ext.checks.try_reward import Trial, constant_rewards, reward_of_template, unrewarded_ground_truths
+from verl_ext.checks.trial import Trial
+from verl_ext.checks.try_reward import constant_rewards, reward_of_template, unrewarded_ground_truths
 from verl_ext.settings import Settings
 
 
@@ -34,8 +35,8 @@ def probe_of(function, truths, *, names=("score",), custom=(), expensive=False, 
 
 
 def trial_of(probe):
-    usual = dict.fromkeys(("training_rows", "validation_rows", "prompts", "requested_rows", "seconds", "findings"))
-    return Trial(probe=probe, **usual, has_given_responses=False)
+    usual = dict.fromkeys(("training_rows", "validation_rows", "prompts", "requested_rows", "findings"))
+    return Trial(probe=probe, **usual, has_responses_of_file=False)
 
 
 def notes_of(probe, accuracy_key=None):

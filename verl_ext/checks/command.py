@@ -1,7 +1,8 @@
 """`verl-ext check`: validate the configuration of a run before it starts.
 
 The configuration is composed as by `python -m verl.trainer.main_ppo`, with the same command line and presets. Neither
-Ray nor a model is started. The exit status is 1 if verl_ext or verl rejects the run.
+Ray nor a model is started. The exit status is 1 if the configuration cannot be composed, and if verl_ext or verl
+rejects the run. With `--strict`, it is also 1 for a warning or a note.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ Report = tuple[list[str], list[Finding]]
 """Lines that summarize a part of the run, and findings about it."""
 
 
-def check(options: argparse.Namespace, *, until: float = math.inf) -> int:
+def check(options: argparse.Namespace, *, deadline: float = math.inf) -> int:
     """Print what the run will do and what is wrong with its configuration; return 1 if the run is rejected.
 
-    `until` is the time by `time.monotonic()` at which the calls of the reward function end.
+    `deadline` is the time by `time.monotonic()` at which the calls of the reward function end.
     """
     with composed(options) as config:
         run = judge(config)
         lines = [*describe(run)]
         findings = [*run.findings, *old_sections(config), *_findings_of_verl(config)]
-        for part in (_plan(run), _rewards(run, options, until)):
+        for part in (_plan(run), _rewards(run, options, deadline)):
             lines += part[0]
             findings += part[1]
         findings += misspelled_additions(options.overrides)
@@ -76,11 +77,11 @@ def _plan(run: Run) -> Report:
         return [], [Finding("error", str(error), "")]
 
 
-def _rewards(run: Run, options: argparse.Namespace, until: float) -> Report:
+def _rewards(run: Run, options: argparse.Namespace, deadline: float) -> Report:
     """Call the reward function if that was asked for."""
     if options.try_reward:
         try:
-            return try_reward(run, options, until)
+            return try_reward(run, options, deadline)
         except VerlExtError as error:  # the function cannot be called at all
             return [], [Finding("error", str(error), "")]
     if run.settings.rewards.keys and not run.errors and known_components(run.config) is None:
@@ -96,9 +97,8 @@ def _findings_of_verl(config: Any) -> Iterator[Finding]:
     except Exception as error:  # noqa: BLE001 - its errors are of many kinds
         text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(". :")
         functions = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-        # A package is not installed, or a file or the network cannot be reached.
-        cannot_run = isinstance(error, ImportError | OSError) or "<module>" in functions
-        if cannot_run:
+        failed_during_import = isinstance(error, ImportError) or "<module>" in functions
+        if failed_during_import or isinstance(error, OSError):  # a file or the network cannot be reached
             yield Finding(
                 "warning",
                 f"verl's own check of the configuration cannot run on this machine ({text}).",

@@ -40,7 +40,7 @@ def composed(options: argparse.Namespace) -> Iterator[Any]:
         warnings.simplefilter("ignore")  # verl warns about engines that are not installed
         import verl  # loads our plugin, which stores the presets
 
-        if folder is not None and not folder.is_dir():  # Hydra begins where verl's entry point is
+        if folder is not None and not folder.is_dir():  # Hydra reads it relative to verl's entry point
             folder = Path(verl.__file__).parent / "trainer" / folder
         with _initialized(folder):
             config = _compose(name, options.overrides)
@@ -94,6 +94,7 @@ def _missing_setting(path: str, overrides: Sequence[str], name: str) -> Configur
 
 def misspelled_additions(overrides: Sequence[str]) -> Iterator[Finding]:
     """Warn about settings with a plus sign whose section has a setting with nearly the same name."""
+    # Entries of `reward_kwargs` and the like are arguments of the user's code.
     added = [match[1] for match in map(APPENDED.match, overrides) if match is not None and "kwargs" not in match[1]]
     if not added:
         return
@@ -112,8 +113,8 @@ def misspelled_additions(overrides: Sequence[str]) -> Iterator[Finding]:
 
 
 def _defaults(name: str, overrides: Sequence[str]) -> Any:
-    """Return the configuration with the presets and other groups of the overrides, but without their settings."""
-    groups = [text for text in overrides if "." not in text.partition("=")[0]]
+    """Return the configuration with the presets and other groups of the overrides, but without the other settings."""
+    groups = [text for text in overrides if "." not in text.partition("=")[0]]  # settings are below a section
     return hydra.compose(name, overrides=groups)
 
 

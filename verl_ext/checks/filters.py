@@ -9,8 +9,8 @@ from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD
 
 BOUNDS = f"algorithm.rewards.{ACCURACY_BETWEEN}"
 EXAMPLE_BOUNDS = f"'++{BOUNDS}=[0.05,0.95]'"
-ACCURACY_KEY = "++algorithm.rewards.accuracy_key=NAME"
-NAMED_ACCURACY = f"{ACCURACY_KEY}, where NAME is the reward that is the accuracy"
+SET_ACCURACY = "++algorithm.rewards.accuracy_key=NAME"
+NAMED_ACCURACY = f"{SET_ACCURACY}, where NAME is the reward that is the accuracy"
 
 
 def uses_default_trainer(run: Run) -> bool:
@@ -90,6 +90,6 @@ def filter_by_accuracy(run: Run) -> str:
         lines.append(EXAMPLE_BOUNDS)
     lists = rewards.per_turn or rewards.rubrics or ()
     if rewards.accuracy_key is None or rewards.accuracy_key in lists:
-        lines.append(ACCURACY_KEY)
+        lines.append(SET_ACCURACY)
         explanation = " NAME is the reward that is the accuracy, with one number per response."
     return f"Set {' '.join(lines)}, or {FILTER}.enable=False.{explanation}"

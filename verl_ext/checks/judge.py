@@ -9,17 +9,21 @@ are depends on the run:
 | `rules.FOR_EVERY_RUN`        | as the rule says       | as the rule says                                    |
 | `rules.FOR_RUNS_OF_VERL_EXT` | as the rule says       | driver and trainer: nothing, `check`: warning       |
 
-What happens with a finding depends on the place:
+What happens with a finding depends on the place. An error suppresses the warnings in the driver and in the trainer.
 
-| place                       | error                     | warning                                   | note         |
-|-----------------------------|---------------------------|-------------------------------------------|--------------|
-| driver, before Ray starts   | raised, all errors in one | logged                                    | not shown    |
-| trainer, in its own process | raised, all errors in one | logged                                    | not shown    |
-| `check`                     | printed, exit status 1    | printed, exit status 1 only with --strict | as a warning |
+| place                       | error                     | warning                                     |
+|-----------------------------|---------------------------|---------------------------------------------|
+| driver, before Ray starts   | raised, all errors in one | logged                                      |
+| trainer, in its own process | raised, all errors in one | logged                                      |
+| `check`                     | printed, exit status 1    | printed, exit status 1 only with `--strict` |
 
-A main program other than verl's may register an estimator in the trainer's process alone, under a name of verl_ext.
-So with such a program there are two exceptions. If the run uses only the name, the driver logs the errors as a warning,
-and the trainer decides. If the run does not use verl_ext, the driver logs no warnings.
+Notes come only from the plan and the trial of `check`, which treats them like warnings. Rules about the settings that
+the user has written (`presets.written_settings`) need Hydra's composition, so they report nothing in the trainer.
+
+Another main program than verl's, or a module in VERL_USE_EXTERNAL_MODULES of Ray's processes, may register an estimator
+in the trainer's process alone, under a name of verl_ext. In such a run there are two exceptions. If it uses only the
+name, the driver logs the errors as a warning, and the trainer decides. If it does not use verl_ext, the driver logs no
+warnings.
 
 The driver also reports the reward sections of older versions of verl (`verl_settings.old_sections`) in a run that uses
 verl_ext. With verl's own main program, which does not read them, they are errors. With another main program, which may
@@ -56,7 +60,7 @@ def check_run(config: Any, more_findings: Iterable[Finding] = (), *, name_is_cer
     if not has_algorithm(config):
         return None
     run = Run(estimator_name(config), config=config)
-    _judge(run, rules_of_verl_ext=run.uses_verl_ext)
+    _apply_rules(run, rules_of_verl_ext=run.uses_verl_ext)
     run.findings = (*run.findings, *more_findings)
     if not run.errors:
         return run
@@ -84,11 +88,11 @@ def log_run(run: Run) -> None:
 def judge(config: Any) -> Run:
     """Judge a configuration by both lists of rules, as `check` does, and return the run with the findings."""
     run = Run(estimator_name(config), config=config)
-    _judge(run, rules_of_verl_ext=True)
+    _apply_rules(run, rules_of_verl_ext=True)
     return run
 
 
-def _judge(run: Run, *, rules_of_verl_ext: bool) -> None:
+def _apply_rules(run: Run, *, rules_of_verl_ext: bool) -> None:
     """Read the settings, build the steps, and collect the findings."""
     if run.computes_advantages:
         hooks.require(*NEEDED_HOOKS)

@@ -4,12 +4,10 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
-
 from verl_ext.errors import Finding, listed
 from verl_ext.run import Run
+from verl_ext.run_config import ROLLOUT, select
 
-ROLLOUT = "actor_rollout_ref.rollout"
 RAY = "ray_kwargs.ray_init"
 
 
@@ -45,7 +43,7 @@ def asks_for_cpu(config: Any) -> bool:
     """Return whether this run trains on the CPU: see `verl_ext.cpu.plugin`."""
     if "actor_rollout_ref" not in config:  # another program of verl, for example supervised training
         return False
-    of_workers = OmegaConf.select(config, f"{RAY}.runtime_env.env_vars") or {}
+    of_workers: Any = select(config, f"{RAY}.runtime_env.env_vars") or {}
     platforms = [str(variables.get("VERL_PLATFORM", "")) for variables in (os.environ, of_workers)]
     return any(platform.strip().lower() == "cpu" for platform in platforms)
 
@@ -64,7 +62,7 @@ def needs_gpu(run: Run) -> Iterator[Finding]:
         requirements += of_model("critic", "critic.model")
     requirements += OF_ROLLOUT
     for path, valid, reason in dict.fromkeys(requirements):
-        value = OmegaConf.select(config, path)
+        value = run.select(path)
         if value in valid:
             continue
         shown = "null" if value is None else value

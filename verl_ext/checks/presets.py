@@ -130,25 +130,27 @@ def preset_after_settings(run: Run) -> Iterator[Finding]:
     if not presets:
         return
     composed = dict(leaves(OmegaConf.to_container(run.config)))
-    kept = _kept_settings(presets)
+    protected = _protected_settings(presets)
     replaced = {}
     for path, setting in written_settings().items():
         is_fixed = path != "algorithm.adv_estimator" and "${" not in str(setting.value)
-        if is_fixed and path.startswith(kept[setting.place]) and composed.get(path) != setting.value:
+        if is_fixed and path.startswith(protected[setting.place]) and composed.get(path) != setting.value:
             replaced[path] = setting.place
     if not replaced:
         return
     paths, name, file = ", ".join(replaced), " and ".join(presets), HydraConfig.get().job.config_name
+    files = f"file {file}"
+    place = f"`{PRESETS}: {name}` before `_self_`"
+    fix = f"Write {place} in the `defaults` of {file}, or set {paths} on the command line."
     if "other file" in replaced.values():  # a file in the defaults, which has the trainer's defaults before it
-        text = f"The preset {name} comes after the settings of the configuration files and replaces {paths}."
-        fix = f"Set {paths} in {file} itself, with `{PRESETS}: {name}` before `_self_` in its `defaults`, or on "
-    else:
-        text = f"The preset {name} comes after the settings of the configuration file {file} and replaces {paths}."
-        fix = f"Write `{PRESETS}: {name}` before `_self_` in the `defaults` of {file}, or set {paths} on "
-    yield Finding("error", text, f"{fix}the command line.")
+        files = "files"
+        fix = f"Set {paths} in {file} itself, with {place} in its `defaults`, or on the command line."
+    yield Finding(
+        "error", f"The preset {name} comes after the settings of the configuration {files} and replaces {paths}.", fix
+    )
 
 
-def _kept_settings(presets: list[str]) -> Mapping[str, tuple[str, ...]]:
+def _protected_settings(presets: list[str]) -> Mapping[str, tuple[str, ...]]:
     """Return the beginnings of the paths that a preset must not replace, by the place of the user's setting."""
     settings_of_presets = [path for preset in presets for path, _ in leaves(dict(load(preset).preset))]
     return {
@@ -160,7 +162,10 @@ def _kept_settings(presets: list[str]) -> Mapping[str, tuple[str, ...]]:
 
 
 def replaced_preset(run: Run) -> Iterator[Finding]:
-    """Warn about verl's default estimator if it is not chosen: `verl_ext=cpu` may have replaced the file's preset."""
+    """Warn about verl's default estimator if the settings speak of another one.
+
+    `verl_ext=cpu` may have replaced the preset of the file, or `algorithm.rewards.keys` may be set without an estimator.
+    """
     if run.name != "gae" or run.select(PRESET_NAMES):  # with a preset, `conflicting_preset` reports a conflict
         return
     written = written_settings()

@@ -26,7 +26,7 @@ TEMPLATES = (
 """Each is a response, in which `{}` stands for the ground truth."""
 FIRST_ENTRY = "{first}"
 """In a template, this stands for the first entry of a ground truth that is a structure."""
-EMPTY, GIVEN, LONG = "an empty response", "the response of the file", "a long response"
+EMPTY, OF_FILE, LONG = "an empty response", "the response of the file", "a long response"
 """Kinds of responses that are not made from a template."""
 LONG_LENGTH = 200
 """The number of characters of the long response."""
@@ -104,13 +104,13 @@ class Response:
     is_training: bool
     """Whether the row is one of `data.train_files`."""
     kind: str
-    """The template, or `EMPTY`, `GIVEN` or `LONG`."""
+    """The template, or `EMPTY`, `OF_FILE` or `LONG`."""
     text: str
 
     @property
     def where(self) -> str:
         """The response, for messages."""
-        kind = self.kind if self.kind in (EMPTY, GIVEN, LONG) else "the ground truth as"
+        kind = self.kind if self.kind in (EMPTY, OF_FILE, LONG) else "the ground truth as"
         return f"{self.place}, {kind}" + (f" `{shortened(self.text)}`" if self.text else "")
 
 
@@ -168,15 +168,15 @@ class RewardProbe:
         truth = (row["reward_model"] or {}).get("ground_truth")
         self._data[place] = row
         empty = Response(place, source, is_training, EMPTY, "")
-        others = [replace(empty, kind=GIVEN, text=text) for text in given]
+        others = [replace(empty, kind=OF_FILE, text=text) for text in given]
         templates = self._ordered_templates(source, truth)
         from_truth = [replace(empty, kind=item, text=fill_template(item, truth)) for item in templates]
-        if not all(map(self._score, [*from_truth[:1], empty, *others])) or not from_truth:
+        if not self._score_all([*from_truth[:1], empty, *others]) or not from_truth:
             return
         scored = from_truth[:1]
         if self._needs_search(source, from_truth[0]):
             self._searched_rows[source] += 1
-            if not all(map(self._score, from_truth[1:])):
+            if not self._score_all(from_truth[1:]):
                 return
             scored = from_truth
         best = self._best(scored)
@@ -204,12 +204,18 @@ class RewardProbe:
         best = self.best_template.get(source)
         if best is None or not self.gains(first):
             return True
-        return self.gain(best, self.accuracy) > 0 and self.gain(first, self.accuracy) == 0
+        source_can_be_correct = self.gain(best, self.accuracy) > 0
+        row_is_correct = self.gain(first, self.accuracy) > 0
+        return source_can_be_correct and not row_is_correct
 
     def _score_long_response(self, response: Response, truth: str) -> None:
         """Score a long response, on which a regular expression may try every way to divide it."""
         long_truth = (truth * LONG_LENGTH)[:LONG_LENGTH] + " ?"
         self._score(replace(response, kind=LONG, text=fill_template(response.kind, long_truth)))
+
+    def _score_all(self, responses: Sequence[Response]) -> bool:
+        """Score responses up to the first one that fails; return whether none has failed."""
+        return all(self._score(response) for response in responses)
 
     def _score(self, response: Response) -> bool:
         """Score a response; return whether the function has returned a result."""

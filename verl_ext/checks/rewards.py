@@ -125,12 +125,11 @@ def lost_penalty(run: Run) -> Iterator[Finding]:
         with_one_more = ",".join(f"{weight:g}" for weight in (*weights, 1))
         lines.append(f"'++algorithm.rewards.weights=[{with_one_more}]'")
     disable = f"{OVERLONG}.enable=False"
-    needs_nonnegative = "maxrl" in run.methods
     yield Finding(
         "error",
         f"{OVERLONG}.enable=True adds a penalty to the score, but algorithm.rewards.keys={[*keys]} replaces the score, "
         "so the penalty would be lost.",
-        f"Set {disable}." if needs_nonnegative else f"Set {' '.join(lines)}, or {disable}.",
+        f"Set {disable}." if needs_nonnegative_sum(run.chain) else f"Set {' '.join(lines)}, or {disable}.",
     )
 
 
@@ -166,19 +165,21 @@ def steps_before_sum(chain: Chain | None) -> Iterator[Step]:
     return takewhile(lambda step: not step.sums, () if chain is None else chain.steps)
 
 
-class Lists:
-    """The rewards of a run that are lists, per turn or rubrics, and the setting that names them."""
+class ListRewards:
+    """The rewards of a run with a list for each response: those per turn, or the rubrics."""
 
     def __init__(self, settings: Settings) -> None:
         rewards = settings.rewards
-        self.names = rewards.per_turn or rewards.rubrics or ()  # the settings reject both
+        self.names = rewards.per_turn or rewards.rubrics or ()  # a run cannot have both
         self.setting = f"algorithm.rewards.{'per_turn' if rewards.per_turn else 'rubrics'}"
+        """The setting that names these rewards."""
         self.where = f"{self.setting}={list(self.names)}"
+        """The setting with its value, for messages."""
 
 
 def lists_of_verl_estimator(run: Run) -> Iterator[Finding]:
     """Reject per-turn rewards and rubrics of an estimator of verl."""
-    lists = Lists(run.settings)
+    lists = ListRewards(run.settings)
     if lists.names and not run.computes_advantages:
         yield Finding(
             "error",
@@ -194,7 +195,7 @@ def several_calls_per_turn(run: Run) -> Iterator[Finding]:
     if TOOL_REWARDS in (run.settings.rewards.per_turn or ()) and calls != 1:
         yield Finding(
             "error",
-            f"{Lists(run.settings).where} needs one entry per turn, but verl writes one entry of {TOOL_REWARDS} per "
+            f"{ListRewards(run.settings).where} needs one entry per turn, but verl writes one entry of {TOOL_REWARDS} per "
             f"call, and {PARALLEL_CALLS}={calls} allows several calls per turn.",
             f"Set {PARALLEL_CALLS}=1, or return verl_ext.per_turn([...]) from the reward function under another name.",
         )
@@ -208,7 +209,7 @@ def unreadable_turns(run: Run) -> Iterator[Finding]:
         if run.select(hook):
             yield Finding(
                 "error",
-                f"{Lists(run.settings).where} does not work with {hook} while trainer.use_v1=False. This trainer may "
+                f"{ListRewards(run.settings).where} does not work with {hook} while trainer.use_v1=False. This trainer may "
                 "clear the mask of a response before verl_ext reads its turns.",
                 f"Remove trainer.use_v1=False, or remove {hook}.",
             )
@@ -217,17 +218,17 @@ def unreadable_turns(run: Run) -> Iterator[Finding]:
 def list_as_accuracy(run: Run) -> Iterator[Finding]:
     """Reject a list as the accuracy, which must be one number per response."""
     key = accuracy_of(run.settings)
-    if _needs_accuracy(run) and key in Lists(run.settings).names:
+    if _needs_accuracy(run) and key in ListRewards(run.settings).names:
         yield Finding(
             "error",
-            f"The accuracy must be one number per response, but the reward {key!r} is in {Lists(run.settings).where}.",
+            f"The accuracy must be one number per response, but the reward {key!r} is in {ListRewards(run.settings).where}.",
             f"Set {ACCURACY_KEY}=NAME, where NAME is a reward with one number per response.",
         )
 
 
 def list_as_filter(run: Run) -> Iterator[Finding]:
     """Reject a filter of groups that needs one number per response."""
-    lists = Lists(run.settings)
+    lists = ListRewards(run.settings)
     if not lists.names:
         return
     metric = f"{FILTER}.metric={run.filter_metric}"
@@ -242,7 +243,7 @@ def step_without_rubrics(run: Run) -> Iterator[Finding]:
     """Reject rubrics with a step before the sum that does not support them."""
     if not run.settings.rewards.rubrics:
         return
-    lists = Lists(run.settings)
+    lists = ListRewards(run.settings)
     for step in steps_before_sum(run.chain):
         if not step.not_with_rubrics:
             continue

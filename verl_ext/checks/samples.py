@@ -89,7 +89,7 @@ def _sample_of_file(config: Any, path: str, count: int, stratify: bool, fix: str
     for number, row in enumerate(_read_rows(path, columns)):
         place = f"row {number} of {path}"
         kind = _kind_of_truth(row, place, fix)
-        first_rows.setdefault((row.get("data_source"), kind), (place, row))
+        first_rows.setdefault((row["data_source"], kind), (place, row))
         if number in chosen:
             rows[place] = row
         if _are_messages(row.get(prompt_key)):
@@ -99,8 +99,8 @@ def _sample_of_file(config: Any, path: str, count: int, stratify: bool, fix: str
             has_wrong_prompt = True
             findings.append(_wrong_prompt(place, prompt_key, row.get(prompt_key), fix))
     if stratify:
-        known_sources = {row.get("data_source") for row in rows.values()}
-        rows.update((place, row) for (source, _), (place, row) in first_rows.items() if source not in known_sources)
+        sampled_sources = {row["data_source"] for row in rows.values()}
+        rows.update(first for (source, _), first in first_rows.items() if source not in sampled_sources)
     findings += _missing_truths({key: place for key, (place, _) in first_rows.items()})
     return Sample(rows, prompts, findings)
 

@@ -37,7 +37,7 @@ from verl_ext.run_config import FUNCTION, select
 MANAGER = "reward.reward_manager"
 IN_PROCESS = ("naive", "dapo", "gdpo")
 """verl's reward managers that need neither Ray nor a service; `naive` calls the function for the others."""
-ROLLOUT = {"min_global_steps": 0, "max_global_steps": 0, "turn_scores": [], "tool_rewards": []}
+ADDED_BY_ROLLOUT = {"min_global_steps": 0, "max_global_steps": 0, "turn_scores": [], "tool_rewards": []}
 """What a rollout of one turn adds to `extra_info`, at the first step."""
 FIRST_TIMEOUT_FACTOR = 10
 """The timeout of loading, and of the first response, which may load what the others use, in timeouts of a response."""
@@ -59,8 +59,8 @@ class ScoringError(DataError):
         self.text, self.fix, self.cause = text, fix, cause
 
 
-class EndedError(DataError):
-    """The process cannot score any more: a response took too long, or the reward function ended the process."""
+class ScorerEndedError(DataError):
+    """The process of a `Scorer` has ended: a response took too long, or the reward function ended the process."""
 
 
 class Scorer:
@@ -71,6 +71,8 @@ class Scorer:
         self.timeout, self.deadline, self.accepts_nan = timeout, deadline, accepts_nan
         self.scored = 0
         """The number of responses that were scored."""
+        self.seconds = 0.0
+        """The time for these responses."""
         exit_on_signals()  # so that this object ends its process
         self._last_report = time.monotonic()
         context = multiprocessing.get_context("fork")
@@ -86,12 +88,16 @@ class Scorer:
             raise
 
     def close(self) -> None:
-        """End the process, and those that it has started, also in sessions of their own."""
+        """End the process, and those that it has started, also in sessions of their own.
+
+        Edge cases: a process in a session of its own survives if the process that has started it has crashed.
+        """
         with suppress(psutil.Error):
             for child in psutil.Process(self._process.pid).children(recursive=True):
                 child.kill()
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid or 0, signal.SIGKILL)
+        if self._process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.join()
         self._pipe.close()
@@ -101,7 +107,9 @@ class Scorer:
         timeout = self.timeout * (1 if self.scored else FIRST_TIMEOUT_FACTOR)
         with suppress(BrokenPipeError):  # the process has ended, which `_receive` reports
             self._pipe.send((row, text))
+        start = time.monotonic()
         result: dict[str, Any] = self._receive(f"Scoring {where}", timeout)
+        self.seconds += time.monotonic() - start
         self.scored += 1
         score = result[SCORE]
         stored = _as_stored(score)
@@ -120,9 +128,9 @@ class Scorer:
             end = time.monotonic() + 1
             while self._process.exitcode is None and time.monotonic() < end:
                 time.sleep(0.01)
-            raise EndedError(
+            raise ScorerEndedError(
                 f"{action} ended the process of the reward function with exit status {self._process.exitcode}. Remove "
-                "calls that end the process, such as sys.exit, or correct the crash."
+                "calls that end the process, such as os._exit, or correct the crash."
             ) from None
         with reading("The result of the reward function"):  # verl sends it to another process, too
             kind, content = pickle.loads(message)  # noqa: S301 - of our own process
@@ -142,9 +150,9 @@ class Scorer:
                 return
             if time.monotonic() >= end:
                 option = "--minutes" if end == self.deadline else "--seconds"
-                raise EndedError(
-                    f"{action} timed out after {time.monotonic() - start:.0f} s. Raise {option} if the function needs "
-                    "more time."
+                raise ScorerEndedError(
+                    f"{action} timed out after {time.monotonic() - start:.0f} s. Correct the function, for example a "
+                    f"regular expression that backtracks, or raise {option} if it needs more time."
                 )
 
 
@@ -231,16 +239,15 @@ def _score(manager: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     from tensordict import TensorDict
     from verl import DataProto
 
-    columns = {
-        **row,
-        "extra_info": dict(row.get("extra_info") or {}),
-        "tool_extra_fields": dict(ROLLOUT),
-        "__num_turns__": 2,
-        "reward_scores": {},
-    }
+    columns = dict(row)
+    columns["extra_info"] = dict(row.get("extra_info") or {})
+    columns["tool_extra_fields"] = dict(ADDED_BY_ROLLOUT)
+    columns["__num_turns__"] = 2
+    columns["reward_scores"] = {}
     arrays = {name: _array_of_one(value) for name, value in columns.items()}
     token = torch.zeros((1, 1), dtype=torch.long)
-    tensors = {"prompts": token, "responses": token, "attention_mask": torch.ones(1, 2, dtype=torch.long)}
+    mask = torch.ones(1, 2, dtype=torch.long)
+    tensors = {"prompts": token, "responses": token, "attention_mask": mask}
     data = DataProto(batch=TensorDict(tensors, [1]), non_tensor_batch=arrays)
     result = manager.loop.run_until_complete(manager.run_single(data))
     return {**result["reward_extra_info"], SCORE: result["reward_score"]}
@@ -263,7 +270,9 @@ def _explained(error: BaseException, manager: Any) -> ScoringError:
     if of_user:
         line = of_user[-1]
         text = f"it raises {kind}: {error} in line {line.lineno} of {line.filename} (`{line.line}`)"
-        fix = f"Correct this line. verl passes the arguments {arguments} to the function."
+        fix = "Correct this line."
+        if isinstance(error, TypeError | AttributeError | LookupError):
+            fix += f" verl passes the arguments {arguments} to the function."
         return ScoringError(text, fix, cause=f"{kind} {line.filename}:{line.lineno}")
     if isinstance(error, TypeError) and frames[-1].name in CALLERS:
         text = f"it cannot be called ({kind}: {error})"

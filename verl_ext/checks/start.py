@@ -29,13 +29,13 @@ _summarized: list[bool] = []
 """Whether this process is a driver that has logged its summary. Some drivers call both functions of `ENTRIES`."""
 
 
-def over_driver(module: ModuleType) -> None:
+def install(module: ModuleType) -> None:
     """Wrap the module's function of `ENTRIES`."""
     hooks.wrap(module, ENTRIES[module.__name__], wrap_checked)
 
 
 def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
-    """`validate_config(config, ...)` or another function of the configuration: our checks come first."""
+    """`validate_config(config, ...)` or another function of the configuration: the checks of verl_ext come first."""
     if Path(getattr(sys.modules["__main__"], "__file__", None) or "").name != WORKER:
         check_in_driver(config)
     return original(config, *args, **kwargs)

@@ -24,10 +24,9 @@ from verl_ext.errors import ConfigurationError, Finding, reading
 from verl_ext.names import owner
 from verl_ext.registry import ADDED_ESTIMATORS
 from verl_ext.run import Run
-from verl_ext.run_config import ACTOR, FUNCTION, select
+from verl_ext.run_config import ACTOR, FUNCTION, ROLLOUT, select
 from verl_ext.settings import ACCURACY
 
-ROLLOUT = "actor_rollout_ref.rollout"
 MODEL_PATH = "actor_rollout_ref.model.path"
 TOOLS = tuple(f"{ROLLOUT}.multi_turn.{name}" for name in ("tool_config_path", "function_tool_path"))
 FILES = (

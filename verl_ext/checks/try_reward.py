@@ -1,20 +1,17 @@
 """`verl-ext check --try-reward`: call the reward function of a run on rows of its data, without a model.
 
-verl's own reward manager calls the function. For each row it scores a response made from the ground truth in the
-template that the function reads, an empty response, and the response in the same line of `--responses`. Without this
-check, most mistakes in a reward function would be found after the first rollout.
+`trial.collect` scores responses, `judge` returns the findings, and `summarize` returns the lines that are printed.
+Without this check, most mistakes in a reward function would be found after the first rollout.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from itertools import combinations
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -23,25 +20,15 @@ import torch
 from verl_ext.advantages.estimator import compute, computing
 from verl_ext.advantages.log import log_estimator_of_verl
 from verl_ext.advantages.table import Table, is_number
-from verl_ext.checks.prompts import PromptLengths
-from verl_ext.checks.responses import (
-    GIVEN,
-    TEMPLATES,
-    Measure,
-    Response,
-    RewardProbe,
-    ScoredRow,
-    number_of,
-    shortened,
-)
-from verl_ext.checks.rewards import ADDED_BY_MANAGER, accuracy_of, reward_options
-from verl_ext.checks.samples import Row, read_responses, sample
-from verl_ext.checks.scoring import IN_PROCESS, MANAGER, ROLLOUT, EndedError, Scorer
+from verl_ext.checks.responses import OF_FILE, TEMPLATES, Response, RewardProbe, ScoredRow, number_of, shortened
+from verl_ext.checks.rewards import ADDED_BY_MANAGER
+from verl_ext.checks.scoring import ADDED_BY_ROLLOUT, MANAGER
 from verl_ext.checks.summary import TOOLS
+from verl_ext.checks.trial import Trial, collect
 from verl_ext.core.batch import LARGEST_REWARD, SCORE
 from verl_ext.core.row_index import RowIndex
 from verl_ext.core.rubrics import Criteria
-from verl_ext.errors import ConfigurationError, DataError, Finding, VerlExtError, listed
+from verl_ext.errors import Finding, VerlExtError, listed
 from verl_ext.run import Run
 from verl_ext.run_config import FILTER, FUNCTION
 from verl_ext.settings import ACCURACY, ACCURACY_BETWEEN, ANY_REWARD, VerlExtSettings
@@ -53,141 +40,10 @@ NAMED_TEMPLATES = 3
 """The number of built-in templates that are named in a report about a reward that nothing receives."""
 
 
-@dataclass
-class Trial:
-    """The responses that were scored, and what the data of the run are."""
-
-    probe: RewardProbe
-    training_rows: dict[str, Row]
-    validation_rows: dict[str, Row]
-    prompts: PromptLengths
-    requested_rows: int
-    has_given_responses: bool
-    seconds: float
-    """The time of all calls of the reward function."""
-    findings: list[Finding]
-    """What is wrong with the data, and why the trial ended before its end."""
-
-    @property
-    def training_results(self) -> dict[Response, dict[str, Any]]:
-        """The results of the responses to rows of `data.train_files`."""
-        return {response: result for response, result in self.probe.results.items() if response.is_training}
-
-    @property
-    def columns(self) -> dict[str, list[Any]]:
-        """The components of `training_results`, each with one value per response."""
-        results = self.training_results.values()
-        names = dict.fromkeys(name for result in results for name in result)
-        return {name: [result.get(name) for result in results] for name in names}
-
-
 def try_reward(run: Run, options: argparse.Namespace, deadline: float) -> tuple[list[str], list[Finding]]:
     """Call the reward function; return a summary and the findings. The calls end at the time `deadline`."""
     trial = collect(run, options, deadline)
     return summarize(trial, run), judge(trial, run)
-
-
-def collect(run: Run, options: argparse.Namespace, deadline: float) -> Trial:
-    """Score responses to rows of the training data, and to one row of the validation data."""
-    _require_function(run, options)
-    given = read_responses(options.responses) if options.responses is not None else []
-    texts = ["\n".join(turns) for turns in given]
-    training = sample(run.config, "data.train_files", options.rows, stratify=not given)
-    if options.rows < 1 or not training.rows:
-        raise DataError(
-            f"--rows={options.rows} selects no rows of data.train_files. Set --rows to at least 1, and name files with "
-            "rows."
-        )
-    validation = sample(run.config, "data.val_files", 1)
-    prompts = PromptLengths(run.config)
-    prompts.count(training.prompts)
-    findings = [*training.findings]
-    start = time.monotonic()
-    with closing(Scorer(run.config, options.seconds, deadline, accepts_nan=run.chain is not None)) as scorer:
-        is_expensive = _is_expensive(run, scorer)
-        probe = RewardProbe(scorer, _measures(run), _accuracy(run), options.answer_template, is_expensive=is_expensive)
-        try:
-            for number, (place, row) in enumerate(training.rows.items()):
-                probe.score_row(place, row, texts[number : number + 1], is_training=True)
-            for place, row in validation.rows.items():
-                probe.score_row(place, row, [], is_training=False)
-            findings += _random_function(probe)
-        except EndedError as error:
-            findings.append(Finding("error", str(error), ""))
-    return Trial(
-        probe=probe,
-        training_rows=training.rows,
-        validation_rows=validation.rows,
-        prompts=prompts,
-        requested_rows=options.rows,
-        has_given_responses=bool(given),
-        seconds=time.monotonic() - start,
-        findings=findings,
-    )
-
-
-def _require_function(run: Run, options: argparse.Namespace) -> None:
-    """Raise if a reward model scores the run, or if a template has no place for the ground truth."""
-    if run.select("reward.reward_model.enable") and run.select(f"{FUNCTION}.path") is None:
-        raise ConfigurationError(
-            f"This run is scored by a reward model, which cannot be tried here. Set {FUNCTION}.path=FILE to try or "
-            "rehearse the run with a function."
-        )
-    for template in options.answer_template:
-        if "{}" not in template:
-            raise ConfigurationError(
-                f"--answer-template={template!r} has no {{}}. Write {{}} where the ground truth is inserted."
-            )
-
-
-def _is_expensive(run: Run, scorer: Scorer) -> bool:
-    """Return whether a call of the reward function may ask a service, so that few responses are scored."""
-    has_own_manager = run.select(f"{MANAGER}.name") not in IN_PROCESS
-    return scorer.is_async or has_own_manager or bool(run.select("reward.reward_model.enable"))
-
-
-def _measures(run: Run) -> dict[str, Measure]:
-    """Return the numbers that matter: the named rewards, the accuracy at its threshold, and the score."""
-    added = (*ADDED_BY_MANAGER.get(run.select(f"{MANAGER}.name"), ()), *ROLLOUT)
-    rewards = run.settings.rewards
-    names = [*(rewards.keys or ())]
-    if not names or not run.computes_advantages:
-        names.append(SCORE)
-    measures: dict[str, Measure] = {name: methodcaller("get", name) for name in names if name not in added}
-    if rewards.accuracy_threshold is not None:
-        measures[f"{accuracy_of(run.settings)} above {rewards.accuracy_threshold:g}"] = _accuracy(run)
-    return measures
-
-
-def _accuracy(run: Run) -> Measure:
-    """Return the function that reads the accuracy of a result; None if the result has none."""
-    rewards = run.settings.rewards
-    options = reward_options(run.config)
-    of_function = [] if options is None else [name for name in options.accuracies if name != SCORE]
-    only_key = rewards.keys[0] if rewards.keys and len(rewards.keys) == 1 else SCORE
-    candidates = [rewards.accuracy_key] if rewards.accuracy_key else [ACCURACY, *of_function, only_key]
-
-    def accuracy(result: Mapping[str, Any]) -> Any:
-        value: Any = next((result[name] for name in candidates if name in result), None)
-        if rewards.accuracy_threshold is None or not is_number(value):
-            return value
-        return value > rewards.accuracy_threshold
-
-    return accuracy
-
-
-def _random_function(probe: RewardProbe) -> Iterator[Finding]:
-    """Yield a note if the reward function scores the first response otherwise when it is called again."""
-    differences = probe.differences_when_repeated()
-    if differences:
-        response = next(iter(probe.results))
-        values = ", ".join(f"{name}={before} and {name}={after}" for name, (before, after) in differences.items())
-        yield Finding(
-            "note",
-            f"The reward function is not deterministic. Scored twice, {response.where}, received {values}. A resumed "
-            "run will not repeat the same numbers.",
-            "Remove randomness and state from the reward function, if that was not intended.",
-        )
 
 
 def judge(trial: Trial, run: Run) -> list[Finding]:
@@ -231,12 +87,12 @@ def errors_of_first_batch(trial: Trial, run: Run) -> Iterator[Finding]:
         labels=[response.where for response in responses],
         results=columns,
         score=scores.numpy(),
-        truncated=np.ones(len(responses), dtype=bool),  # the number of its turns is not known
+        truncated=np.ones(len(responses), dtype=bool),  # so that the number of turns is not compared
     )
     fields_of_steps = () if run.chain is None else run.chain.needs_fields
     missing = {*(rewards.keys or ()), *fields_of_steps} - columns.keys()
     may_be_added = run.select(f"{MANAGER}.name") not in ADDED_BY_MANAGER
-    if missing and (may_be_added or not missing.isdisjoint({*ROLLOUT, *fields_of_steps})):
+    if missing and (may_be_added or not missing.isdisjoint({*ADDED_BY_ROLLOUT, *fields_of_steps})):
         return  # the reward manager, the rollout or verl adds what is missing
     try:
         with computing(run_of_trial, table):
@@ -259,7 +115,7 @@ def _equal_rewards(trial: Trial, run: Run) -> Iterator[Finding]:
     for one, other in combinations(varying, 2):
         if columns[one] == columns[other]:
             fix = f"Remove {one} or {other} if it is redundant."
-            if not trial.has_given_responses:
+            if not trial.has_responses_of_file:
                 fix = f"Add --responses with responses in which they differ. {fix}"
             yield Finding(
                 "note",
@@ -282,7 +138,7 @@ def _filter_metric(trial: Trial, run: Run) -> Iterator[Finding]:
 def _tried_enough(trial: Trial) -> bool:
     """Return whether enough templates or responses were tried to judge a reward that nothing receives."""
     probe = trial.probe
-    return not probe.is_expensive or bool(probe.custom_templates) or trial.has_given_responses
+    return not probe.is_expensive or bool(probe.custom_templates) or trial.has_responses_of_file
 
 
 def unrewarded_ground_truths(trial: Trial, run: Run) -> Iterator[Finding]:
@@ -294,7 +150,7 @@ def unrewarded_ground_truths(trial: Trial, run: Run) -> Iterator[Finding]:
         if best is None:
             text = f"{title} receive no more reward than an empty response: {_tried_templates(probe, rows[0])}."
             yield Finding("note", text, _fix_of_function(run))
-        elif best.kind != GIVEN and any(not probe.gains(row.best) for row in rows):
+        elif best.kind != OF_FILE and any(not probe.gains(row.best) for row in rows):
             yield Finding("note", reward_of_template(probe, source), _fix_of_function(run))
         elif _is_never_correct(trial, run, source):
             shown = f"`{shortened(rows[0].best.text)}` of {rows[0].best.place} receives {_values(probe, rows[0].best)}"
@@ -366,17 +222,20 @@ def _fix_of_function(run: Run) -> str:
 def summarize(trial: Trial, run: Run) -> list[str]:
     """Return lines about the components, the templates that are rewarded, and the prompts."""
     probe = trial.probe
-    count, requested = len(trial.training_rows), trial.requested_rows
-    more = f" ({count - requested} more than --rows, so that each data_source is included)" if count > requested else ""
-    scored = probe.scorer.scored
-    duration = f", in {trial.seconds / scored:.2g} s each" if scored else ""
+    places = {response.place for response in probe.results}
+    count = len(places & trial.training_rows.keys())
+    count_of_validation = len(places & trial.validation_rows.keys())
+    added = len(trial.training_rows) - trial.requested_rows
+    more = f" ({added} more than --rows, so that each data_source is included)" if added > 0 else ""
+    scored, seconds = probe.scorer.scored, probe.scorer.seconds
+    duration = f", in {seconds / scored:.2g} s each" if scored else ""
     lines = [
         f"The reward function scored {len(probe.results)} responses to {count} rows of data.train_files{more} and "
-        f"{len(trial.validation_rows)} of data.val_files{duration}:"
+        f"{count_of_validation} of data.val_files{duration}:"
     ]
     lines += _components(trial.columns, run)
     for source, best in probe.best_template.items():
-        if best is not None and best.kind != GIVEN:
+        if best is not None and best.kind != OF_FILE:
             lines.append(reward_of_template(probe, source))
     return [*lines, trial.prompts.summary()]
 
@@ -445,10 +304,14 @@ def _receives_less(probe: RewardProbe, response: Response, most: Mapping[str, fl
 def _tried_templates(probe: RewardProbe, row: ScoredRow) -> str:
     """Return the rewards of a row, and the templates that were tried on it."""
     tried = [response.kind for response in row.from_truth]
-    named = [f"`{kind}`" for kind in (*TEMPLATES[:NAMED_TEMPLATES], *probe.custom_templates) if kind in tried]
+    candidates = (*TEMPLATES[:NAMED_TEMPLATES], *probe.custom_templates)
+    named = [f"`{template}`" for template in candidates if template in tried]
     others = len(tried) - len(named)
-    templates = ", ".join(named) + (f" and {others} other templates" if others else "")
-    return f"`{shortened(row.best.text)}` receives {_values(probe, row.best)}, and so do the templates {templates}"
+    text = f"`{shortened(row.best.text)}` receives {_values(probe, row.best)}"
+    text += f", and so do the templates {', '.join(named)}"
+    if others:
+        text += f" and {others} other templates"
+    return text
 
 
 def _values(probe: RewardProbe, response: Response) -> str:

@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 from verl_ext.checks import unread
 from verl_ext.checks.estimators import kl_in_loss, why_not_kl_in_reward
 from verl_ext.checks.presets import written_settings
+from verl_ext.checks.rewards import needs_nonnegative_sum
 from verl_ext.checks.unread import KL_IN_LOSS, KL_IN_REWARD, MANAGER, Switch
 from verl_ext.errors import Finding, listed
 from verl_ext.run import Run
-from verl_ext.run_config import ACTOR
+from verl_ext.run_config import ACTOR, ROLLOUT
 
-ROLLOUT = "actor_rollout_ref.rollout"
 GREEDY = (("temperature", 0, 1), ("top_k", 1, -1))
 """Settings of the rollout, each with the value that makes responses identical, and a usual value."""
 MINI_BATCH = "ppo_mini_batch_size"
@@ -58,8 +58,9 @@ def arguments_of_manager(run: Run) -> Iterator[Finding]:
     name = run.select(f"{MANAGER}.name")
     of_dapo = {f"{unread.MANAGER_ARGUMENTS}.{argument}" for argument in unread.DAPO_ARGUMENTS}
     arguments = ", ".join(unread.DAPO_ARGUMENTS)
-    # The penalty is a part of the score, which `keys` replaces and maxrl must not subtract from.
-    rejects_penalty = run.chain is not None and (run.settings.rewards.keys is not None or "maxrl" in run.methods)
+    # The penalty is a part of the score. `keys` replace the score, and some steps need a score of at least 0.
+    has_keys = run.chain is not None and run.settings.rewards.keys is not None
+    rejects_penalty = has_keys or needs_nonnegative_sum(run.chain)
     fix = f"Remove {', '.join(paths)}."
     if name == "dapo":
         fix += f" Use only entries of reward.reward_kwargs that dapo reads: {arguments}."

@@ -56,7 +56,7 @@ MARKER = "verl_ext.rehearsal"
 def rehearse(options: argparse.Namespace) -> int:
     """Check the run, rehearse it unless it is rejected, and print a line for each stage; return 1 if one failed."""
     until = time.monotonic() + 60 * options.minutes
-    if check(argparse.Namespace(**vars(options), try_reward=options.rows > 0, strict=False), until=until):
+    if check(argparse.Namespace(**vars(options), try_reward=options.rows > 0, strict=False), deadline=until):
         return 1
     states = []
     for stage, state, text in _stages(options, until):
