@@ -103,7 +103,7 @@ def test_the_function_is_called_as_the_run_calls_it(tried, function, status):
 
 
 @pytest.mark.parametrize("name", ["has_other_parameters", "has_other_parameters_later"])
-def test_a_function_with_other_parameters_is_told_the_four_that_verl_passes(tried, name):
+def test_a_function_with_other_parameters_is_reported_with_the_four_that_verl_passes(tried, name):
     status, out = tried(f"{FUNCTION}.name={name}")
     errors = [line for line in out.splitlines() if line.startswith("error")]
     assert status == 1

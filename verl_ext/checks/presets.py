@@ -145,9 +145,8 @@ def preset_after_settings(run: Run) -> Iterator[Finding]:
     if "other file" in replaced.values():  # a file in the defaults, which has the trainer's defaults before it
         files = "files"
         fix = f"Set {paths} in {file} itself, with {place} in its `defaults`, or on the command line."
-    yield Finding(
-        "error", f"The preset {name} comes after the settings of the configuration {files} and replaces {paths}.", fix
-    )
+    text = f"The preset {name} comes after the settings of the configuration {files} and replaces {paths}."
+    yield Finding("error", text, fix)
 
 
 def _protected_settings(presets: list[str]) -> Mapping[str, tuple[str, ...]]:
@@ -164,7 +163,7 @@ def _protected_settings(presets: list[str]) -> Mapping[str, tuple[str, ...]]:
 def replaced_preset(run: Run) -> Iterator[Finding]:
     """Warn about verl's default estimator if the settings speak of another one.
 
-    `verl_ext=cpu` may have replaced the preset of the file, or `algorithm.rewards.keys` may be set without an estimator.
+    `verl_ext=cpu` may have replaced the preset of the file. Or `algorithm.rewards.keys` are set without an estimator.
     """
     if run.name != "gae" or run.select(PRESET_NAMES):  # with a preset, `conflicting_preset` reports a conflict
         return

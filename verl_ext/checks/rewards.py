@@ -192,10 +192,11 @@ def lists_of_verl_estimator(run: Run) -> Iterator[Finding]:
 def several_calls_per_turn(run: Run) -> Iterator[Finding]:
     """Reject the rewards of executed calls as per-turn rewards if a turn may have several calls."""
     calls = run.select(PARALLEL_CALLS)
+    lists = ListRewards(run.settings)
     if TOOL_REWARDS in (run.settings.rewards.per_turn or ()) and calls != 1:
         yield Finding(
             "error",
-            f"{ListRewards(run.settings).where} needs one entry per turn, but verl writes one entry of {TOOL_REWARDS} per "
+            f"{lists.where} needs one entry per turn, but verl writes one entry of {TOOL_REWARDS} per "
             f"call, and {PARALLEL_CALLS}={calls} allows several calls per turn.",
             f"Set {PARALLEL_CALLS}=1, or return verl_ext.per_turn([...]) from the reward function under another name.",
         )
@@ -205,11 +206,12 @@ def unreadable_turns(run: Run) -> Iterator[Finding]:
     """Reject per-turn rewards if the trainer may clear the mask of a response before verl_ext reads its turns."""
     if not run.settings.rewards.per_turn or run.select("trainer.use_v1") is not False:
         return
+    lists = ListRewards(run.settings)
     for hook in REJECTING:
         if run.select(hook):
             yield Finding(
                 "error",
-                f"{ListRewards(run.settings).where} does not work with {hook} while trainer.use_v1=False. This trainer may "
+                f"{lists.where} does not work with {hook} while trainer.use_v1=False. This trainer may "
                 "clear the mask of a response before verl_ext reads its turns.",
                 f"Remove trainer.use_v1=False, or remove {hook}.",
             )
@@ -218,10 +220,11 @@ def unreadable_turns(run: Run) -> Iterator[Finding]:
 def list_as_accuracy(run: Run) -> Iterator[Finding]:
     """Reject a list as the accuracy, which must be one number per response."""
     key = accuracy_of(run.settings)
-    if _needs_accuracy(run) and key in ListRewards(run.settings).names:
+    lists = ListRewards(run.settings)
+    if _needs_accuracy(run) and key in lists.names:
         yield Finding(
             "error",
-            f"The accuracy must be one number per response, but the reward {key!r} is in {ListRewards(run.settings).where}.",
+            f"The accuracy must be one number per response, but the reward {key!r} is in {lists.where}.",
             f"Set {ACCURACY_KEY}=NAME, where NAME is a reward with one number per response.",
         )
 
