@@ -91,7 +91,12 @@ def test_what_hydra_cannot_compose_is_an_error(check, arguments, word):
     [
         ("trainer.total_epoch=1", ("trainer.total_epoch", "trainer.total_epochs")),
         ("algorithm.gdpo.whitten=token", ("algorithm.gdpo.whitten", "++algorithm.gdpo.whiten")),
-        ("trainer.use_legacy_worker_impl=disable", ("++trainer.use_legacy_worker_impl=disable",)),
+        ("trainer.use_legacy_worker_impl=disable", ("Remove", "++trainer.use_legacy_worker_impl=disable")),
+        ("actor_rollout_ref.rollout.multi_turn.interaction_config_path=x", ("Remove", "MultiTurnConfig")),
+        (
+            "actor_rollout_ref.actor.ppo_infer_max_token_len_per_gpu=9",  # a field of the class that no file sets
+            ("++actor_rollout_ref.actor.ppo_infer_max_token_len_per_gpu=9",),
+        ),
         ("algorithm.rewards.accuracy_key=acc", ("++algorithm.rewards.accuracy_key=acc", "+verl_ext=gdpo")),
         ("reward.reward_kwargs.max_resp_len=3", ("++reward.reward_kwargs.max_resp_len=3",)),
         ("verl_ext=gdpo", ("+verl_ext=gdpo",)),
@@ -117,6 +122,7 @@ def test_the_nearest_name_of_a_preset_is_offered_without_a_plus_sign(check):
     [
         ("trainer.total_epoch=1", "trainer.total_epochs"),
         ("trainer.use_legacy_worker_impl=disable", None),  # the code of verl may read it
+        ("actor_rollout_ref.rollout.multi_turn.interaction_config_path=x", "MultiTurnConfig"),
         # A field of verl's class that no file of verl sets, near to `ppo_max_token_len_per_gpu`.
         ("actor_rollout_ref.actor.ppo_infer_max_token_len_per_gpu=4096", None),
         ("actor_rollout_ref.model.override_config.attn_implementation=sdpa", None),
@@ -207,6 +213,15 @@ def test_more_steps_than_the_data_has_are_warned_of_with_the_number_of_epochs(ch
     fixed = check(*given, "trainer.total_training_steps=7", "trainer.total_epochs=4")[1]
     assert not a_line_says(fixed, "warning", "trainer.total_training_steps")
     assert a_line_says(fixed, "trains", "7")
+
+
+def test_the_other_trainer_counts_the_batches_that_it_generates(check, tmp_path):
+    pandas.DataFrame({"prompt": [1] * 10}).to_parquet(tmp_path / "train.parquet")
+    given = ["algorithm.adv_estimator=grpo", DYNAMIC, f"data.train_files={tmp_path}/train.parquet"]
+    given += ["data.train_batch_size=4", "trainer.total_epochs=1", "trainer.total_training_steps=5"]
+    given += ["++data.gen_batch_size=2", f"trainer.default_local_dir={tmp_path}/saved"]
+    assert says(check(*given)[1], "cannot be reached")
+    assert not says(check(*given, "trainer.use_v1=False")[1], "cannot be reached")
 
 
 def test_a_column_of_prompts_that_is_missing_is_found_without_a_trial(check, tmp_path):

@@ -26,6 +26,8 @@ NO_SUCH_SETTING = re.compile(r"Could not override '([\w.]+\.\w+)'")
 """Hydra's message about a setting without a plus sign that the configuration does not have."""
 APPENDED = re.compile(r"\+{1,2}([\w.]+\.\w+)=")
 """An override with a plus sign, which adds a setting to a section."""
+MADE_BY_WORKERS = ("actor_rollout_ref.", "critic")
+"""The beginnings of the sections of which verl's workers make dataclasses, which reject unknown settings."""
 SIMILAR = 0.85
 """How similar two names must be, between 0 and 1, so that one is probably a misspelled form of the other."""
 
@@ -76,24 +78,61 @@ def _compose(name: str, overrides: list[str]) -> Any:
             raise _missing_setting(missing[1], overrides, name) from error
 
 
+class KnownSettings:
+    """The settings of a section: in the configuration, and in the class that verl or verl_ext makes of it."""
+
+    def __init__(self, section: str, defaults: Any) -> None:
+        """`defaults` is the configuration without the settings of the command line."""
+        parent, _, name = section.rpartition(".")
+        self.is_of_verl_ext = parent == "algorithm" and name in entries_read()
+        body: Any = select(defaults, section)
+        self.in_configuration = [str(key) for key in body] if OmegaConf.is_dict(body) else []
+        self.names = [*self.in_configuration]
+        self.class_name = ""
+        """The class of verl that accepts no other settings, if it is known."""
+        kinds = sections()
+        if parent == "algorithm" and name in kinds:
+            self.names += _fields(kinds[name])
+        elif OmegaConf.is_dict(body) and body.get("_target_"):
+            with suppress(Exception):  # the class may need a library that is not installed
+                self.names += _fields(hydra.utils.get_class(body["_target_"]))
+                if section.startswith(MADE_BY_WORKERS):
+                    self.class_name = str(body["_target_"])
+
+    def nearest(self, setting: str) -> str | None:
+        """Return the name of another setting of which `setting` is probably a misspelled form."""
+        near = nearest(setting, self.names, cutoff=SIMILAR)
+        return None if near == setting else near
+
+
+def _fields(kind: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
 def _missing_setting(path: str, overrides: Sequence[str], name: str) -> ConfigurationError:
     """Return the error for a setting without a plus sign that the configuration does not have."""
     section, _, setting = path.rpartition(".")
-    defaults = _defaults(name, overrides)
-    near = nearest(setting, _settings_of(section, defaults), cutoff=SIMILAR)
+    known = KnownSettings(section, _defaults(name, overrides))
     text = f"The configuration {name} has no setting {path}."
-    if near is not None and near != setting:
-        plus = "" if near in (select(defaults, section) or ()) else "++"
+    near = known.nearest(setting)
+    if near is not None:
+        plus = "" if near in known.in_configuration else "++"
         return ConfigurationError(f"{text} Use {plus}{section}.{near} instead.")
     written = next((text for text in overrides if text.startswith(f"{path}=")), f"{path}=VALUE")
-    fix = f"To add it, set '++{written}'"
-    if _is_of_verl_ext(section):
-        fix += ", or select an estimator by its preset, which adds these settings, for example +verl_ext=gdpo"
+    if known.class_name and setting not in known.names:
+        fix = f"Remove {path}, because {known.class_name} does not accept it either"
+    elif known.is_of_verl_ext:
+        fix = f"Set '++{written}', or select an estimator by its preset, which adds these settings, for example "
+        fix += "+verl_ext=gdpo"
+    elif setting in known.names:
+        fix = f"Set '++{written}'"
+    else:
+        fix = f"Remove {path}. If verl or your own code reads it, set '++{written}'"
     return ConfigurationError(f"{text} {fix}.")
 
 
 def misspelled_additions(overrides: Sequence[str]) -> Iterator[Finding]:
-    """Warn about settings with a plus sign whose section has a setting with nearly the same name."""
+    """Warn about settings with a plus sign that verl does not accept, or that are near to another setting."""
     # Entries of `reward_kwargs` and the like are arguments of the user's code.
     added = [match[1] for match in map(APPENDED.match, overrides) if match is not None and "kwargs" not in match[1]]
     if not added:
@@ -101,14 +140,21 @@ def misspelled_additions(overrides: Sequence[str]) -> Iterator[Finding]:
     defaults = _defaults(str(HydraConfig.get().job.config_name), overrides)
     for path in added:
         section, _, setting = path.rpartition(".")
-        known = _settings_of(section, defaults)
-        near = nearest(setting, known, cutoff=SIMILAR)
-        # verl_ext itself reports misspelled settings of its sections.
-        if near is not None and setting not in known and not _is_of_verl_ext(section):
+        known = KnownSettings(section, defaults)
+        near = known.nearest(setting)
+        if known.is_of_verl_ext or setting in known.names:  # verl_ext itself reports misspelled settings
+            continue
+        if near is not None:
             yield Finding(
                 "warning",
                 f"verl's configuration has no setting {path}, but a setting {section}.{near}.",
                 f"Use {section}.{near} without a plus sign. Keep {path} only if your own code reads it.",
+            )
+        elif known.class_name:
+            yield Finding(
+                "warning",
+                f"{path} is not a setting of {known.class_name}, so verl would stop when it makes this section.",
+                f"Remove {path}.",
             )
 
 
@@ -116,26 +162,3 @@ def _defaults(name: str, overrides: Sequence[str]) -> Any:
     """Return the configuration with the presets and other groups of the overrides, but without the other settings."""
     groups = [text for text in overrides if "." not in text.partition("=")[0]]  # settings are below a section
     return hydra.compose(name, overrides=groups)
-
-
-def _is_of_verl_ext(section: str) -> bool:
-    """Return whether verl_ext reads a section."""
-    parent, _, name = section.rpartition(".")
-    return parent == "algorithm" and name in entries_read()
-
-
-def _settings_of(section: str, defaults: Any) -> list[str]:
-    """Return the names of all settings of a section: in the configuration, and in the class that verl makes of it."""
-    kinds = sections()
-    name = section.removeprefix("algorithm.")
-    if section.startswith("algorithm.") and name in kinds:
-        return [field.name for field in dataclasses.fields(kinds[name])]
-    body: Any = select(defaults, section)
-    if not OmegaConf.is_dict(body):
-        return []
-    names = [str(key) for key in body]
-    target = body.get("_target_")
-    if target:
-        with suppress(Exception):  # the class may need a library that is not installed
-            names += [field.name for field in dataclasses.fields(hydra.utils.get_class(target))]
-    return names

@@ -31,7 +31,7 @@ MODEL_PATH = "actor_rollout_ref.model.path"
 TOOLS = tuple(f"{ROLLOUT}.multi_turn.{name}" for name in ("tool_config_path", "function_tool_path"))
 FILES = (
     *("data.train_files", "data.val_files", f"{FUNCTION}.path", "data.custom_cls.path", *TOOLS),
-    *(f"{ROLLOUT}.multi_turn.interaction_config_path", f"{ROLLOUT}.agent.agent_loop_config_path"),
+    f"{ROLLOUT}.agent.agent_loop_config_path",
 )
 """Settings that name files; so does `actor_rollout_ref.model.path`, unless it is a name on a hub."""
 
@@ -128,7 +128,10 @@ def _steps_of_data(run: Run, rows: int | None) -> int | None:
     """Return the number of steps for which the data suffice; None if the number of rows is not known."""
     if rows is None:
         return None
-    steps: int = rows // run.config.data.train_batch_size * run.config.trainer.total_epochs
+    batch_size = run.config.data.train_batch_size
+    if run.select("trainer.use_v1") is False:  # RayPPOTrainer may generate other batches than it trains on
+        batch_size = run.select("data.gen_batch_size") or batch_size
+    steps: int = rows // batch_size * run.config.trainer.total_epochs
     return steps
 
 
