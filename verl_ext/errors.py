@@ -70,7 +70,7 @@ def reading(place: object, kind: type[VerlExtError] = DataError, done: str = "re
         raise
     except (Exception, SystemExit) as error:
         frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if isinstance(error, KeyError) and frames[-1].startswith("verl_ext"):
+        if isinstance(error, KeyError) and frames[-1].startswith("verl_ext."):
             raise
         text = " ".join(str(error).split())[:500]
         message = f"{place} cannot be {done} ({type(error).__name__}: {text}). {fix}"

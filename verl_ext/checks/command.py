@@ -53,6 +53,7 @@ def check(options: argparse.Namespace, *, deadline: float = math.inf) -> int:
 
 def _print_report(lines: Sequence[str], findings: Sequence[Finding], *, strict: bool) -> int:
     """Print the lines, the findings by severity, and the result; return the exit status."""
+    findings = list(dict.fromkeys(findings))  # the rules and the trial may find the same error
     counts = []
     for severity in SEVERITIES:
         found = [finding for finding in findings if finding.severity == severity]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,6 +36,9 @@ SIMILAR = 0.85
 @contextmanager
 def composed(options: argparse.Namespace) -> Iterator[Any]:
     """Compose the configuration within Hydra's global state, as in `hydra.main`."""
+    here = str(Path.cwd())
+    if here not in sys.path:  # `python -m verl.trainer.main_ppo` finds modules of the user there
+        sys.path.insert(0, here)
     folder, name = options.config_path, options.config_name.removesuffix(".yaml")
     if options.config is not None:
         folder, name = options.config.parent, options.config.stem
@@ -83,6 +87,7 @@ class KnownSettings:
 
     def __init__(self, section: str, defaults: Any) -> None:
         """`defaults` is the configuration without the settings of the command line."""
+        self.section = section
         parent, _, name = section.rpartition(".")
         self.is_of_verl_ext = parent == "algorithm" and name in entries_read()
         body: Any = select(defaults, section)
@@ -104,6 +109,11 @@ class KnownSettings:
         near = nearest(setting, self.names, cutoff=SIMILAR)
         return None if near == setting else near
 
+    def with_plus(self, setting: str) -> str:
+        """Return the path of a setting, with plus signs if the configuration does not have it."""
+        plus = "" if setting in self.in_configuration else "++"
+        return f"{plus}{self.section}.{setting}"
+
 
 def _fields(kind: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
@@ -116,8 +126,7 @@ def _missing_setting(path: str, overrides: Sequence[str], name: str) -> Configur
     text = f"The configuration {name} has no setting {path}."
     near = known.nearest(setting)
     if near is not None:
-        plus = "" if near in known.in_configuration else "++"
-        return ConfigurationError(f"{text} Use {plus}{section}.{near} instead.")
+        return ConfigurationError(f"{text} Use {known.with_plus(near)} instead.")
     written = next((text for text in overrides if text.startswith(f"{path}=")), f"{path}=VALUE")
     if known.class_name and setting not in known.names:
         fix = f"Remove {path}, because {known.class_name} does not accept it either"
@@ -148,7 +157,7 @@ def misspelled_additions(overrides: Sequence[str]) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 f"verl's configuration has no setting {path}, but a setting {section}.{near}.",
-                f"Use {section}.{near} without a plus sign. Keep {path} only if your own code reads it.",
+                f"Use {known.with_plus(near)} instead. Keep {path} only if your own code reads it.",
             )
         elif known.class_name:
             yield Finding(
@@ -160,5 +169,6 @@ def misspelled_additions(overrides: Sequence[str]) -> Iterator[Finding]:
 
 def _defaults(name: str, overrides: Sequence[str]) -> Any:
     """Return the configuration with the presets and other groups of the overrides, but without the other settings."""
-    groups = [text for text in overrides if "." not in text.partition("=")[0]]  # settings are below a section
+    # The path of a setting has a dot, the name of a group has none: `verl_ext=gdpo`, `actor@actor_rollout_ref.actor=x`.
+    groups = [text for text in overrides if "." not in re.split("[=@]", text)[0]]
     return hydra.compose(name, overrides=groups)

@@ -22,7 +22,7 @@ from verl_ext.registry import (
 )
 from verl_ext.run import Run
 from verl_ext.run_config import FUNCTION, sections_in_use
-from verl_ext.settings import RewardsSettings
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings, VerlExtSettings
 
 NO_BASELINE = "the advantage is the score without a baseline"
 WITH_ONE_RESPONSE: Mapping[str, str] = {
@@ -136,11 +136,15 @@ def experimental_trainer(run: Run) -> Iterator[Finding]:
 
     Only their configurations have a section `rollout`.
     """
-    if run.select("rollout") is not None and (run.uses_verl_ext or run.settings.rewards != RewardsSettings()):
+    settings = run.settings
+    are_set = settings.rewards != RewardsSettings() or settings.verl_ext != VerlExtSettings()
+    filters_groups = run.filter_metric in (ANY_REWARD, ACCURACY_BETWEEN)
+    if run.select("rollout") is not None and (run.computes_advantages or are_set or filters_groups):
         yield Finding(
             "error",
-            "The section `rollout` belongs to verl's experimental trainers, which do not call verl_ext. "
-            f"algorithm.adv_estimator={run.name} and algorithm.rewards cannot be used there.",
+            "The section `rollout` belongs to verl's experimental trainers, which do not call verl_ext. The estimators "
+            f"of verl_ext (algorithm.adv_estimator={run.name}), algorithm.rewards, algorithm.verl_ext and the filters "
+            "of verl_ext cannot be used there.",
             "Start verl.trainer.main_ppo with trainer.v1.trainer_mode=separate_async instead.",
         )
 

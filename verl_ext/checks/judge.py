@@ -9,7 +9,9 @@ are depends on the run:
 | `rules.FOR_EVERY_RUN`        | as the rule says       | as the rule says                                    |
 | `rules.FOR_RUNS_OF_VERL_EXT` | as the rule says       | driver and trainer: nothing, `check`: warning       |
 
-What happens with a finding depends on the place. An error suppresses the warnings in the driver and in the trainer.
+What verl's own check, the plan and the trial of `check` find has the same severity in any run.
+
+What happens with a finding depends on the place. If an error is raised, the warnings are not logged.
 
 | place                       | error                     | warning                                     |
 |-----------------------------|---------------------------|---------------------------------------------|

@@ -87,7 +87,10 @@ def _fix_of_balance(run: Run, fitting: str) -> str:
 
 
 def aggregates_itself(loss: Any) -> bool | None:
-    """Return whether a loss of verl averages token losses in its own way; None if that is unknown for this version."""
+    """Return whether a loss of verl averages token losses in its own way; None if that is unknown for this version.
+
+    A custom loss is taken to follow `loss_agg_mode`, which verl passes to it.
+    """
     import verl
     from verl.trainer.ppo import core_algos
 

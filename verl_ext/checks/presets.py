@@ -32,7 +32,7 @@ def written_settings() -> dict[str, Written]:
 
     The result is empty in processes where Hydra has composed no configuration.
     """
-    if not HydraConfig.initialized():
+    if not HydraConfig.initialized() or not GlobalHydra.instance().is_initialized():
         return {}
     hydra = HydraConfig.get()
     loader = GlobalHydra.instance().config_loader()
@@ -71,7 +71,10 @@ def _file_of_user(config_path: str, folders: list[str]) -> Path | None:
 
 def misspelled_group(run: Run) -> Iterator[Finding]:
     """Reject a preset under a misspelled name: `+verl_ex=gdpo` would train with verl's default estimator."""
-    presets = ConfigStore.instance().list(PRESETS)
+    try:
+        presets = ConfigStore.instance().list(PRESETS)
+    except OSError:  # the hook that stores the presets has failed, which it has reported
+        return
     for key in map(str, run.config):
         if nearest(key, [PRESETS], cutoff=0.75) is None:
             continue

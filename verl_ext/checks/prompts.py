@@ -27,6 +27,9 @@ class PromptLengths:
         self.template_raises = False
         if any(select(config, name) for name in TOOLS):
             self.unknown = "they contain the descriptions of tools"
+        if self.limit is None:
+            self.unknown = f"{LIMIT} is not set"
+        if self.unknown:
             return
         model: Any = select(config, "actor_rollout_ref.model")
         self._template_options = resolved(select(config, "data.apply_chat_template_kwargs")) or {}

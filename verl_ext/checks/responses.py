@@ -41,7 +41,7 @@ def templates_for(truth: Any, custom: Sequence[str] = ()) -> list[str]:
     if truth in (None, "", [], {}):
         return []
     templates = list(dict.fromkeys([*TEMPLATES, *custom]))
-    if isinstance(truth, str) and not isinstance(_parsed(truth), dict | list):
+    if not isinstance(_parsed(truth), dict | list):
         return templates
     return [*templates, *(template.replace("{}", FIRST_ENTRY) for template in templates)]
 
@@ -57,8 +57,10 @@ def fill_template(template: str, truth: Any) -> str:
         entries = first.values() if isinstance(first, dict) else first
         # Parquet gives a structure the keys of all rows, so entries may be None.
         first = next((entry for entry in entries if entry is not None), "")
+    if FIRST_ENTRY in template:
+        return template.replace(FIRST_ENTRY, str(first))
     whole = truth if isinstance(truth, str) else json.dumps(truth, default=str)
-    return template.replace(FIRST_ENTRY, str(first)).replace("{}", whole)
+    return template.replace("{}", whole)
 
 
 def _parsed(truth: Any) -> Any:
@@ -248,9 +250,9 @@ class RewardProbe:
         empty = replace(response, kind=EMPTY, text="")
         value = number_of(measure(self.results.get(response, {})))
         value_of_empty = number_of(measure(self.results.get(empty, {})))
-        if value is None or value_of_empty is None:
+        if value is None:
             return 0.0
-        return max(0.0, value - value_of_empty)
+        return max(0.0, value - (value_of_empty or 0.0))  # an empty response may not be scored
 
     def gains(self, response: Response) -> dict[str, float]:
         """Return the gains of a response by name, without those that are 0."""

@@ -85,7 +85,8 @@ def _sample_of_file(config: Any, path: str, count: int, stratify: bool, fix: str
     prompts: list[Any] = []
     first_rows: dict[tuple[Any, str], tuple[str, Row]] = {}  # by data source and by what the ground truth is
     findings: list[Finding] = []
-    has_wrong_prompt = prompt_key not in column_names(path)  # `without_prompts` reports a missing column
+    # `without_prompts` reports a missing column, and a dataset class of the user may read other prompts.
+    has_wrong_prompt = prompt_key not in column_names(path) or select(config, "data.custom_cls.path") is not None
     for number, row in enumerate(_read_rows(path, columns)):
         place = f"row {number} of {path}"
         kind = _kind_of_truth(row, place, fix)

@@ -6,6 +6,7 @@ A regular expression that backtracks holds Python's lock, so nothing in its own 
 from __future__ import annotations
 
 import asyncio
+import copy
 import ctypes
 import inspect
 import multiprocessing
@@ -105,7 +106,7 @@ class Scorer:
     def score(self, row: Mapping[str, Any], text: str, where: str) -> dict[str, Any]:
         """Return the score of a response and all components; raise `ScoringError` where a run would end."""
         timeout = self.timeout * (1 if self.scored else FIRST_TIMEOUT_FACTOR)
-        with suppress(BrokenPipeError):  # the process has ended, which `_receive` reports
+        with suppress(OSError):  # the process has ended, which `_receive` reports
             self._pipe.send((row, text))
         start = time.monotonic()
         result: dict[str, Any] = self._receive(f"Scoring {where}", timeout)
@@ -116,6 +117,8 @@ class Scorer:
         if stored is None or np.isinf(stored) or (np.isnan(stored) and not self.accepts_nan):
             text = f"the score is {score!r}, but verl needs a finite number"
             raise ScoringError(text, "Return a finite float as the score.", cause="score")
+        if np.ndim(score) > 0:
+            result[SCORE] = stored
         return result
 
     def _receive(self, action: str, timeout: float) -> Any:
@@ -124,7 +127,7 @@ class Scorer:
         self._wait(action, start, min(start + timeout, self.deadline))
         try:
             message = self._pipe.recv_bytes()
-        except EOFError:
+        except (EOFError, OSError):
             end = time.monotonic() + 1
             while self._process.exitcode is None and time.monotonic() < end:
                 time.sleep(0.01)
@@ -241,7 +244,7 @@ def _score(manager: Any, row: Mapping[str, Any]) -> dict[str, Any]:
 
     columns = dict(row)
     columns["extra_info"] = dict(row.get("extra_info") or {})
-    columns["tool_extra_fields"] = dict(ADDED_BY_ROLLOUT)
+    columns["tool_extra_fields"] = copy.deepcopy(ADDED_BY_ROLLOUT)
     columns["__num_turns__"] = 2
     columns["reward_scores"] = {}
     arrays = {name: _array_of_one(value) for name, value in columns.items()}
@@ -288,7 +291,8 @@ def _explained(error: BaseException, manager: Any) -> ScoringError:
 def _file_of_function(manager: Any) -> str:
     """Return the file of a custom reward function, as in tracebacks; empty if it is one of verl."""
     function = manager.compute_score
-    if not isinstance(function, partial):  # verl passes `reward_kwargs` to a custom function by a partial
+    # verl passes `reward_kwargs` to a custom function by a partial, whose first argument is the function.
+    if not isinstance(function, partial) or not function.args:
         return ""
     custom_function = inspect.unwrap(function.args[0])
     code = getattr(custom_function, "__code__", None)

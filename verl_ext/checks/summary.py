@@ -25,7 +25,7 @@ from verl_ext.names import owner
 from verl_ext.registry import ADDED_ESTIMATORS
 from verl_ext.run import Run
 from verl_ext.run_config import ACTOR, FUNCTION, ROLLOUT, select
-from verl_ext.settings import ACCURACY
+from verl_ext.settings import ACCURACY, ACCURACY_BETWEEN
 
 MODEL_PATH = "actor_rollout_ref.model.path"
 TOOLS = tuple(f"{ROLLOUT}.multi_turn.{name}" for name in ("tool_config_path", "function_tool_path"))
@@ -51,7 +51,7 @@ def describe(run: Run) -> Iterator[str]:
         yield f"accuracy   {_accuracy(run)}"
     yield f"loss       {_loss(run)}"
     bounds = run.settings.rewards.accuracy_between
-    if run.filter_metric and bounds:
+    if run.filter_metric == ACCURACY_BETWEEN and bounds:
         lowest, highest = bounds
         yield f"filter     groups whose mean accuracy is outside {lowest:g} to {highest:g} are dropped"
 
@@ -124,14 +124,19 @@ def plan(run: Run) -> tuple[list[str], list[Finding]]:
     return lines, findings
 
 
+def _batch_size(run: Run) -> int:
+    """Return the number of rows of a step. RayPPOTrainer may generate other batches than it trains on."""
+    size: int = run.config.data.train_batch_size
+    if run.select("trainer.use_v1") is False:
+        size = run.select("data.gen_batch_size") or size
+    return size
+
+
 def _steps_of_data(run: Run, rows: int | None) -> int | None:
     """Return the number of steps for which the data suffice; None if the number of rows is not known."""
     if rows is None:
         return None
-    batch_size = run.config.data.train_batch_size
-    if run.select("trainer.use_v1") is False:  # RayPPOTrainer may generate other batches than it trains on
-        batch_size = run.select("data.gen_batch_size") or batch_size
-    steps: int = rows // batch_size * run.config.trainer.total_epochs
+    steps: int = rows // _batch_size(run) * run.config.trainer.total_epochs
     return steps
 
 
@@ -146,7 +151,7 @@ def _training(run: Run, rows: int | None) -> str:
         return "never (trainer.val_only=True)"
     trainer = run.config.trainer
     row_count = "all" if rows is None else f"{rows:,}"
-    text = f"{trainer.total_epochs} epochs of {row_count} rows with batch size {run.config.data.train_batch_size}"
+    text = f"{trainer.total_epochs} epochs of {row_count} rows with batch size {_batch_size(run)}"
     if trainer.total_training_steps is not None:
         text += f", trainer.total_training_steps={trainer.total_training_steps}"
     last_step = _last_step(run, rows)
@@ -175,20 +180,21 @@ def _validation(run: Run) -> str:
 
 def _findings_on_steps(run: Run, rows: int | None, first_step: int) -> Iterator[Finding]:
     """Warn about data for less than one step or less than the configured steps, and about a finished training."""
-    batch_size = run.config.data.train_batch_size
+    batch_size = _batch_size(run)
     steps_of_data, last_step = _steps_of_data(run, rows), _last_step(run, rows)
     if rows is not None and rows < batch_size:
         yield Finding(
             "warning",
-            f"data.train_files has {rows} rows, fewer than the batch size data.train_batch_size={batch_size}.",
-            f"Lower data.train_batch_size to at most {rows}, or add rows.",
+            f"data.train_files has {rows} rows, fewer than the batch size {batch_size}.",
+            f"Set data.train_batch_size to at most {rows}, or add rows.",
         )
         return
     if run.only_validates or last_step is None:
         return
     configured = run.config.trainer.total_training_steps
     if steps_of_data is not None and configured is not None and steps_of_data < configured:
-        epochs = -(-configured // (rows // batch_size)) if rows else 0
+        steps_per_epoch = steps_of_data // run.config.trainer.total_epochs
+        epochs = -(-configured // steps_per_epoch)
         yield Finding(
             "warning",
             f"trainer.total_training_steps={configured} cannot be reached, because the data end after step "
@@ -224,6 +230,8 @@ def _resumed_checkpoint(trainer: Any) -> str | None:
 
 def _training_rows(config: Any) -> int | None:
     """Return the number of rows of the training data before filtering; None if it is not known."""
+    if select(config, "data.custom_cls.path") is not None:  # its class may make other rows of the files
+        return None
     with suppress(OSError, ValueError):
         rows: int = sum(batches(path, [])[0] for path in files_of(config, "data.train_files"))
         maximum = select(config, "data.train_max_samples") or -1

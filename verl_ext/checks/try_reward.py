@@ -55,7 +55,7 @@ def judge(trial: Trial, run: Run) -> list[Finding]:
         findings += _filter_metric(trial, run)
     if _tried_enough(trial):
         findings += unrewarded_ground_truths(trial, run)
-    findings += constant_rewards(trial, run)
+        findings += constant_rewards(trial, run)
     return [*findings, *trial.prompts.findings(), *_unused_tools(trial, run)]
 
 
@@ -91,8 +91,7 @@ def errors_of_first_batch(trial: Trial, run: Run) -> Iterator[Finding]:
     )
     fields_of_steps = () if run.chain is None else run.chain.needs_fields
     missing = {*(rewards.keys or ()), *fields_of_steps} - columns.keys()
-    may_be_added = run.select(f"{MANAGER}.name") not in ADDED_BY_MANAGER
-    if missing and (may_be_added or not missing.isdisjoint({*ADDED_BY_ROLLOUT, *fields_of_steps})):
+    if missing and (_manager_may_add(run) or not missing.isdisjoint({*ADDED_BY_ROLLOUT, *fields_of_steps})):
         return  # the reward manager, the rollout or verl adds what is missing
     try:
         with computing(run_of_trial, table):
@@ -106,6 +105,14 @@ def errors_of_first_batch(trial: Trial, run: Run) -> Iterator[Finding]:
             Criteria.of(key, [response.place for response in responses], columns[key])
     except VerlExtError as error:
         yield Finding("error", str(error), "")
+    except Exception as error:  # noqa: BLE001 - a custom step may raise anything
+        text = f"The advantages of the scored responses cannot be computed ({type(error).__name__}: {error})."
+        yield Finding("error", text, "Correct the step that raises this error.")
+
+
+def _manager_may_add(run: Run) -> bool:
+    """Return whether the run has a reward manager of its own, which may add components. The trial does not call it."""
+    return run.select(f"{MANAGER}.name") not in ADDED_BY_MANAGER
 
 
 def _equal_rewards(trial: Trial, run: Run) -> Iterator[Finding]:
@@ -127,7 +134,9 @@ def _equal_rewards(trial: Trial, run: Run) -> Iterator[Finding]:
 def _filter_metric(trial: Trial, run: Run) -> Iterator[Finding]:
     """Yield a note if verl filters groups by something that the reward function does not return."""
     metric = run.filter_metric
-    if metric is not None and metric not in (*NOT_RETURNED, *trial.columns):
+    if metric is None or _manager_may_add(run):
+        return
+    if metric not in (*NOT_RETURNED, *trial.columns):
         yield Finding(
             "note",
             f"{FILTER}.metric={metric} is not among the values that the reward function returns.",
@@ -193,7 +202,7 @@ def constant_rewards(trial: Trial, run: Run) -> Iterator[Finding]:
         return
     for name, measure in probe.measures.items():
         values = {str(measure(result)) for result in probe.results.values()}
-        if len(values) == 1:
+        if len(values) == 1 and values != {"None"}:  # a missing reward is an error, or the reward manager adds it
             text = f"Every response that was tried receives {name}={values.pop()}."
             yield Finding("note", text, _fix_of_function(run))
 
@@ -226,7 +235,7 @@ def summarize(trial: Trial, run: Run) -> list[str]:
     count = len(places & trial.training_rows.keys())
     count_of_validation = len(places & trial.validation_rows.keys())
     added = len(trial.training_rows) - trial.requested_rows
-    more = f" ({added} more than --rows, so that each data_source is included)" if added > 0 else ""
+    more = f" ({added} more than --rows, so that each file and each data_source is included)" if added > 0 else ""
     scored, seconds = probe.scorer.scored, probe.scorer.seconds
     duration = f", in {seconds / scored:.2g} s each" if scored else ""
     lines = [
@@ -264,7 +273,7 @@ def _entries(key: str, results: Sequence[Any], run: Run) -> tuple[Sequence[Any],
     is_rubric = key in (rewards.rubrics or ())
     if not is_rubric and key not in (rewards.per_turn or ()):
         return results, ""
-    with suppress(TypeError, ValueError):  # another finding reports a list that cannot be read
+    with suppress(TypeError, ValueError, LookupError):  # another finding reports a list that cannot be read
         lists = [json.loads(result) for result in results]
         counts = [len(entries) for entries in lists]
         entries = [entry[0] if is_rubric else entry for entries in lists for entry in entries]
@@ -308,10 +317,10 @@ def _tried_templates(probe: RewardProbe, row: ScoredRow) -> str:
     named = [f"`{template}`" for template in candidates if template in tried]
     others = len(tried) - len(named)
     text = f"`{shortened(row.best.text)}` receives {_values(probe, row.best)}"
-    text += f", and so do the templates {', '.join(named)}"
+    templates = ", ".join(named)
     if others:
-        text += f" and {others} other templates"
-    return text
+        templates += f" and {others} other templates"
+    return f"{text}, and no template of {templates} receives more"
 
 
 def _values(probe: RewardProbe, response: Response) -> str:

@@ -39,7 +39,8 @@ def settings_without_switch(run: Run) -> Iterator[Finding]:
 def _fix_of_switch(run: Run, path: str, value: Any, switch: Switch) -> str:
     """Return the fix for a setting that verl does not read: the line with the switch, if the run is accepted with it.
 
-    Edge cases: an estimator may reject KL in the reward, or warn about KL in the loss.
+    Edge cases: an estimator may reject a KL term in the reward, or warn about a KL term in the loss. Then the fix
+    removes the setting, or names the KL term that the estimator accepts.
     """
     in_loss = kl_in_loss(run)
     if switch.path == KL_IN_REWARD and why_not_kl_in_reward(run) is not None:
@@ -128,7 +129,7 @@ def endless_warmup(run: Run) -> Iterator[Finding]:
 
 def validation_on_training_data(run: Run) -> Iterator[Finding]:
     """Warn about files that are used for training and for validation."""
-    validates_later = run.select("trainer.test_freq") not in (None, 0, -1)
+    validates_later = (run.select("trainer.test_freq") or 0) > 0
     if not validates_later and not run.select("trainer.val_before_train"):
         return
     common = _files(run, "data.train_files") & _files(run, "data.val_files")
@@ -143,7 +144,7 @@ def validation_on_training_data(run: Run) -> Iterator[Finding]:
 
 def _files(run: Run, setting: str) -> set[Any]:
     files = run.select(setting)
-    return {*files} if OmegaConf.is_list(files) else {files}
+    return {*files} if OmegaConf.is_list(files) else {files} - {None}
 
 
 def incomplete_checkpoint(run: Run) -> Iterator[Finding]:
@@ -174,14 +175,15 @@ def short_micro_batch(run: Run) -> Iterator[Finding]:
     prompt_length = run.select("data.max_prompt_length") or 0
     response_length = run.select("data.max_response_length") or 0
     sequence_length = prompt_length + response_length
-    tokens = tokens_per_gpu * _ranks_per_sequence(run, ACTOR)
+    ranks = _ranks_per_sequence(run, ACTOR)
+    tokens = tokens_per_gpu * ranks
     if tokens < sequence_length:
         yield Finding(
             "warning",
             f"{setting}={tokens_per_gpu} allows micro-batches of {tokens} tokens, but one sequence may have "
             f"{sequence_length} tokens (data.max_prompt_length plus data.max_response_length). verl would stop at the "
             "first sequence that is too long.",
-            f"Set {setting}={sequence_length}.",
+            f"Set {setting}={-(-sequence_length // ranks)}.",
         )
 
 
