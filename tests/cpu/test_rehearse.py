@@ -207,7 +207,7 @@ def test_the_time_limit_comes_first_with_its_stage_whatever_error_the_log_has(le
 
 def test_the_minutes_are_those_of_the_trial_and_both_runs(monkeypatch):
     ends = []
-    monkeypatch.setattr("verl_ext.cpu.rehearse.check", lambda _, until: ends.append(until))
+    monkeypatch.setattr("verl_ext.cpu.rehearse.check", lambda _, deadline: ends.append(deadline))
     monkeypatch.setattr("verl_ext.cpu.rehearse._stages", lambda _, until: ends.append(until) or [])
     assert main(["rehearse", "--minutes", "2"]) == 0
     assert ends[0] == ends[1] < time.monotonic() + 120
@@ -341,7 +341,7 @@ def test_an_error_of_the_validation_is_its_own_stage(left):
 
 def test_each_line_begins_with_its_state_and_the_last_counts_the_notes(monkeypatch, capsys):
     lines = [("data", OK, "a"), ("tools", NOTE, "b"), ("groups", NOTE, "c")]
-    monkeypatch.setattr("verl_ext.cpu.rehearse.check", lambda _, until: 0)
+    monkeypatch.setattr("verl_ext.cpu.rehearse.check", lambda _, deadline: 0)
     for more, status, result in (([], 0, "passed"), ([("save", ERROR, "d")], 1, "failed")):
         monkeypatch.setattr("verl_ext.cpu.rehearse._stages", lambda _, until, more=more: [*lines, *more])
         assert main(["rehearse"]) == status

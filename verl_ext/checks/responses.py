@@ -161,14 +161,14 @@ class RewardProbe:
         self.best_template: dict[str, Response | None] = {}
         """For each data source the first response with the highest reward; None if no response receives a reward."""
         self._searched_rows: Counter[str] = Counter()
-        self._data: dict[str, Mapping[str, Any]] = {}
-        """The rows of data by their places."""
+        self.tried_rows: dict[str, Mapping[str, Any]] = {}
+        """The rows of data on which the function was called, by their places."""
 
     def score_row(self, place: str, row: Mapping[str, Any], given: Iterable[str], *, is_training: bool) -> None:
         """Score responses to a row: an empty one, those of the user, and its ground truth in one or all templates."""
         source = str(row.get("data_source"))
         truth = (row["reward_model"] or {}).get("ground_truth")
-        self._data[place] = row
+        self.tried_rows[place] = row
         empty = Response(place, source, is_training, EMPTY, "")
         others = [replace(empty, kind=OF_FILE, text=text) for text in given]
         templates = self._ordered_templates(source, truth)
@@ -222,7 +222,7 @@ class RewardProbe:
     def _score(self, response: Response) -> bool:
         """Score a response; return whether the function has returned a result."""
         try:
-            row = self._data[response.place]
+            row = self.tried_rows[response.place]
             self.results[response] = self.scorer.score(row, response.text, response.where)
         except ScoringError as error:
             failure = self.failures.setdefault(error.cause, Failure(error, []))

@@ -191,15 +191,17 @@ def lists_of_verl_estimator(run: Run) -> Iterator[Finding]:
 
 def several_calls_per_turn(run: Run) -> Iterator[Finding]:
     """Reject the rewards of executed calls as per-turn rewards if a turn may have several calls."""
+    per_turn = run.settings.rewards.per_turn or ()
     calls = run.select(PARALLEL_CALLS)
-    lists = ListRewards(run.settings)
-    if TOOL_REWARDS in (run.settings.rewards.per_turn or ()) and calls != 1:
-        yield Finding(
-            "error",
-            f"{lists.where} needs one entry per turn, but verl writes one entry of {TOOL_REWARDS} per "
-            f"call, and {PARALLEL_CALLS}={calls} allows several calls per turn.",
-            f"Set {PARALLEL_CALLS}=1, or return verl_ext.per_turn([...]) from the reward function under another name.",
-        )
+    if TOOL_REWARDS not in per_turn or calls == 1:
+        return
+    where = ListRewards(run.settings).where
+    yield Finding(
+        "error",
+        f"{where} needs one entry per turn, but verl writes one entry of {TOOL_REWARDS} per call, and "
+        f"{PARALLEL_CALLS}={calls} allows several calls per turn.",
+        f"Set {PARALLEL_CALLS}=1, or return verl_ext.per_turn([...]) from the reward function under another name.",
+    )
 
 
 def unreadable_turns(run: Run) -> Iterator[Finding]:

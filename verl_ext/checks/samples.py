@@ -18,6 +18,8 @@ SEED = 1
 OWN_DATASET = (
     "data.custom_cls reads this file in its own way. Use `rehearse --rows 0`, or `check` without --try-reward."
 )
+COLUMNS = ("data_source", "reward_model", "extra_info", "agent_name")
+"""The columns that verl passes on to the reward function or to the agent loop."""
 Row = dict[str, Any]
 
 
@@ -76,7 +78,6 @@ def sample(config: Any, setting: str, count: int, *, stratify: bool = True) -> S
 
 def _sample_of_file(config: Any, path: str, count: int, stratify: bool, fix: str) -> Sample:
     prompt_key = str(select(config, "data.prompt_key"))
-    columns = ["data_source", "reward_model", "extra_info", "agent_name", prompt_key]
     _require_columns(path, fix)
     sources = _column(path, "data_source")
     chosen = stratified(sources, count) if stratify else {*range(count)}
@@ -87,7 +88,7 @@ def _sample_of_file(config: Any, path: str, count: int, stratify: bool, fix: str
     findings: list[Finding] = []
     # `without_prompts` reports a missing column, and a dataset class of the user may read other prompts.
     has_wrong_prompt = prompt_key not in column_names(path) or select(config, "data.custom_cls.path") is not None
-    for number, row in enumerate(_read_rows(path, columns)):
+    for number, row in enumerate(_read_rows(path, [*COLUMNS, prompt_key])):
         place = f"row {number} of {path}"
         kind = _kind_of_truth(row, place, fix)
         first_rows.setdefault((row["data_source"], kind), (place, row))

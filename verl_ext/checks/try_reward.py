@@ -231,7 +231,7 @@ def _fix_of_function(run: Run) -> str:
 def summarize(trial: Trial, run: Run) -> list[str]:
     """Return lines about the components, the templates that are rewarded, and the prompts."""
     probe = trial.probe
-    places = {response.place for response in probe.results}
+    places = probe.tried_rows.keys()
     count = len(places & trial.training_rows.keys())
     count_of_validation = len(places & trial.validation_rows.keys())
     added = len(trial.training_rows) - trial.requested_rows
