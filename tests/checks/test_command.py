@@ -253,6 +253,16 @@ def test_of_a_run_that_only_validates_it_says_so_and_asks_for_no_steps(check, tm
     assert says(check(*given, "trainer.val_before_train=False")[1], "trainer.resume_mode=disable")
 
 
+@pytest.mark.parametrize("name", ["train.parquet", "train.csv", "train.jsonl"])
+@pytest.mark.parametrize("setting", ["data.train_files", "data.val_files"])
+def test_a_file_that_cannot_be_read_hides_no_other_finding(check, tmp_path, name, setting):
+    (tmp_path / name).write_text("{x")
+    given = ["algorithm.adv_estimator=grpo", DYNAMIC, "+verl_ex=gdpo"]
+    status, out, _ = check(*given, f"{setting}={tmp_path / name}")
+    assert status == 1
+    assert says(out, "verl_ex=gdpo", "estimator", "trains")
+
+
 def test_the_rewards_of_a_run_with_a_wrong_setting_are_not_called_the_score(check):
     status, out, _ = check(*GDPO, "+algorithm.gdpo.nothing=1")
     assert status == 1

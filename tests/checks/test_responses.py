@@ -8,7 +8,7 @@ from tests.facts import says
 from verl_ext.checks.responses import LONG, TEMPLATES, RewardProbe, fill_template
 from verl_ext.checks.scoring import ScoringError
 from verl_ext.checks.trial import Trial
-from verl_ext.checks.try_reward import constant_rewards, reward_of_template, unrewarded_ground_truths
+from verl_ext.checks.try_reward import constant_rewards, reward_of_template, tried_enough, unrewarded_ground_truths
 from verl_ext.settings import Settings
 
 
@@ -229,3 +229,26 @@ def test_a_long_response_in_the_template_that_is_read_is_scored_too():
     (text,) = (response.text for response in probe.results if response.kind == LONG)
     assert text.startswith("#### 7272")
     assert len(text) > 200
+
+
+def test_all_templates_are_tried_on_ten_rows_of_a_data_source():
+    probe = probe_of(lambda *_: 0.0, [str(number) for number in range(12)])
+    counts = [len([text for text in probe.scorer.texts if text.endswith(f" {number}")]) for number in (9, 10)]
+    assert counts[0] > counts[1]
+    assert [len(row.from_truth) for row in probe.rows["x"]] == [len(TEMPLATES)] * 10 + [1, 1]
+
+
+def test_a_row_that_receives_more_than_half_of_the_best_is_not_lower():
+    probe = probe_of(lambda text, truth: {"7": 1.0, "8": 0.6, "9": 0.4}[truth] * (text == truth), ["7", "8", "9"])
+    assert says(reward_of_template(probe, "x"), "2 of 3", "row 2")
+
+
+@pytest.mark.parametrize(("custom", "count"), [([], 0), (["It is {}"], 1)])
+def test_an_expensive_function_is_judged_only_with_a_custom_template(custom, count):
+    probe = probe_of(lambda *_: 0.0, ["7"], custom=custom, expensive=True)
+    assert tried_enough(trial_of(probe)) == bool(count)
+
+
+def test_an_empty_response_that_is_not_scored_counts_as_0():
+    probe = probe_of(lambda text, truth: float(text == truth) if text else float("nan"), ["7", "8"])
+    assert notes_of(probe) == []

@@ -1,6 +1,7 @@
 """The rules for a run's configuration, one table: what is rejected or warned of, and the facts of its message."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.facts import says
 from verl_ext import hooks
 from verl_ext.checks import estimators, losses
 from verl_ext.checks.judge import check_run, judge, log_run
-from verl_ext.errors import ConfigurationError, IntegrationError
+from verl_ext.errors import ConfigurationError, Finding, IntegrationError
 
 ACTOR = "actor_rollout_ref.actor"
 KEYS = "+algorithm.rewards.keys=[acc,format]"
@@ -167,6 +168,19 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("critic.ppo_mini_batch_size=6",),
     ),
     ("a mini-batch for the GPUs of two nodes", (*GDPO, f"{MINI}=3", f"{GPUS}=8", "trainer.nnodes=2"), (f"{MINI}=4",)),
+    (
+        "bounds elsewhere",
+        (GRPO, KEYS, FILTER, BETWEEN, BOUNDS, ACC, "trainer.use_v1=False"),
+        ("trainer.use_v1", "remove algorithm.rewards.accuracy_between"),
+    ),
+    (
+        "a list as the accuracy and any reward",
+        (*GDPO, TURNS, FILTER, ANY_REWARD, "+algorithm.rewards.accuracy_key=format"),
+        ("any_reward", "accuracy_key=NAME"),
+    ),
+    ("penalty named but not logged", (*GDPO[:1], OVERLONG, *DAPO), ("overlong_buffer_cfg.log=True",)),
+    ("penalty of a list with keys", (COMPOSE, BY_MEAN, KEYS, *DAPO), ("would be lost", "overlong_buffer_cfg.enable=False")),
+    ("std below hadw", (*HADW_GDPO, KEYS, ACC, "+algorithm.gdpo.scale=mad", STD), ("algorithm.gdpo.scale=none",)),
     ("bounds the wrong way round", (*GDPO, "+algorithm.rewards.accuracy_between=[0.9,0.1]"), ("accuracy_between",)),
 ]  # fmt: skip
 WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
@@ -191,6 +205,16 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("loss_mode=sapo", "balance=sequence"),
     ),
     ("std of verl's gdpo", (*VERLS, "+algorithm.gdpo.whiten=token", STD), ("norm_adv_by_std_in_grpo",)),
+    (
+        "filter by the total with turns",
+        (*GDPO, TURNS, FILTER, "algorithm.filter_groups.metric=reward"),
+        ("metric=accuracy_between",),
+    ),
+    (
+        "balance of a list",
+        (COMPOSE, KEYS, ACC, "+algorithm.compose.steps=[weighted_sum,center,{step: balance, over: sequence}]"),
+        ("{step: balance, over: token}",),
+    ),
     ("greedy answers", (GRPO, "actor_rollout_ref.rollout.temperature=0"), ("8", "rollout.temperature=1")),
     ("the best token", (GRPO, "actor_rollout_ref.rollout.top_k=1"), ("rollout.top_k=1", "8", "rollout.top_k=-1")),
     *(
@@ -248,6 +272,21 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     ),
     "a mini-batch of a critic that is not used": (*GDPO, "critic.ppo_mini_batch_size=4", f"{MINI}=6", f"{GPUS}=6"),
     "a mini-batch of another engine": (*GDPO, f"{MINI}=4", f"{GPUS}=6", f"{ACTOR}.strategy=megatron"),
+    "base of hadw": (*HADW_GDPO, KEYS, ACC, "+algorithm.gdpo.whiten=token"),
+    "dump with keys": (GRPO, KEYS, "+algorithm.verl_ext.dump_dir=/tmp/x"),
+    "tool_rewards": (*GDPO[:1], "+algorithm.rewards.keys=[correctness,tool_rewards]", GSM8K),
+    "a model with GPUs of its own": (*HADW_GDPO, ONE, MODEL, "reward.reward_model.enable_resource_pool=True"),
+    "other names of a model": (*GDPO, GSM8K, MODEL),
+    "one greedy response": (
+        *(GRPO, KEYS, SINGLE, "actor_rollout_ref.rollout.temperature=0", "distillation.enabled=True"),
+    ),
+    "a mini-batch that is only validated": (*GDPO, VAL_ONLY, f"{MINI}=4", f"{GPUS}=6"),
+    "a warm-up with several updates per step": (
+        *(GRPO, KEYS, WARMUP, "trainer.total_training_steps=10", "trainer.v1.trainer_mode=separate_async"),
+        "trainer.v1.separate_async.parameter_sync_step=2",
+    ),
+    "a micro-batch of one sequence": (GRPO, KEYS, SHORT[0], f"{ACTOR}.ppo_max_token_len_per_gpu=1024"),
+    "a reward function of verl_ext on an experimental trainer": (GRPO, GSM8K, "+rollout.n=1"),
     "nothing validated": (
         *(GRPO, "data.train_files=a", "data.val_files=a", "trainer.test_freq=-1", "trainer.val_before_train=False"),
     ),
@@ -371,7 +410,9 @@ def test_the_lines_that_are_offered_for_verls_names_are_accepted_by_hydra(preset
 
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_it_is_accepted_without_a_word(case):
-    assert check_run(compose(*ACCEPTED[case])).findings == ()
+    config = compose(*ACCEPTED[case])
+    assert check_run(config).findings == ()
+    assert judge(config).findings == ()  # by all rules, also if the run does not use verl_ext
 
 
 def test_the_log_of_a_training_begins_with_what_check_prints(caplog):
@@ -398,3 +439,44 @@ def test_a_hook_that_failed_ends_runs_with_our_estimators_only(monkeypatch):
     with pytest.raises(IntegrationError):
         judge(compose(*GDPO))
     assert judge(compose(GRPO, KEYS)).errors == []
+
+
+@pytest.mark.parametrize(("name", "severity"), [("gae", "warning"), ("dgpo", "error")])
+def test_an_entry_point_with_a_reserved_name_is_reported(monkeypatch, name, severity):
+    """verl computes `gae`, and verl_ext computes `dgpo`."""
+    monkeypatch.setattr(estimators, "ENTRY_POINTS", {name: SimpleNamespace(value="their_package:METHOD")})
+    findings = judge(compose(f"algorithm.adv_estimator={name}", GSM8K, NAMED)).findings
+    assert [finding.severity for finding in findings if says(finding, "their_package:METHOD")] == [severity]
+    assert not [finding for finding in judge(compose(GRPO)).findings if says(finding, "their_package:METHOD")]
+
+
+@pytest.mark.parametrize("run", [DRGRPO_RUN, ("algorithm.adv_estimator=dgpo",)])
+def test_a_loss_of_a_verl_that_is_not_known_is_warned_of_where_the_estimator_relies_on_it(monkeypatch, run):
+    monkeypatch.setattr(losses, "SELF_AGGREGATING", {})
+    loss = f"{ACTOR}.policy_loss.loss_mode=sapo"
+    assert [says(finding, "loss_mode=sapo") for finding in judge(compose(*run, loss)).findings] == [True]
+    assert judge(compose(*run)).findings == ()
+    assert judge(compose(*GDPO, loss)).findings == ()
+
+
+@pytest.mark.parametrize("run", [("algorithm.adv_estimator=hadw",), (GRPO, FILTER, ANY_REWARD), (GRPO, KEYS, SKIPS)])
+def test_an_experimental_trainer_is_rejected_because_it_calls_nothing_of_verl_ext(run):
+    errors = judge(compose(*run, "+rollout.n=1")).errors
+    assert any(says(error, "section `rollout`", "trainer_mode=separate_async") for error in errors)
+    assert not any(says(error, "section `rollout`") for error in judge(compose(*run)).errors)
+
+
+def test_an_accuracy_that_is_not_named_is_reported_once():
+    assert len(judge(compose("algorithm.adv_estimator=hadw", TWO, TOOLS)).errors) == 1
+
+
+def test_the_fix_for_a_penalty_that_is_named_adds_no_weight():
+    errors = judge(compose(*GDPO[:1], OVERLONG, *DAPO, WEIGHTS)).errors
+    assert [says(error, "algorithm.rewards.weights") for error in errors] == [False]
+
+
+def test_only_warnings_are_logged(caplog):
+    run = judge(compose(GRPO))
+    run.findings = tuple(Finding(severity, severity, "") for severity in ("note", "warning", "error"))
+    log_run(run)
+    assert caplog.messages == ["warning"]

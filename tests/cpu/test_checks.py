@@ -51,6 +51,10 @@ def test_the_presets_run(group, overrides):
     ("overrides", "words"),
     [
         ([f"{ACTOR}.strategy=fsdp"], (f"{ACTOR}.strategy=fsdp", f"++{ACTOR}.strategy=fsdp2")),
+        (
+            ["actor_rollout_ref.ref.strategy=fsdp", f"{ACTOR}.use_kl_loss=True"],
+            ("++actor_rollout_ref.ref.strategy=fsdp2",),
+        ),
         (["critic.strategy=fsdp", "algorithm.adv_estimator=gae"], ("critic.strategy=fsdp", "++critic.strategy=fsdp2")),
         (
             [f"actor_rollout_ref.model.{ATTENTION}=flash_attention_2"],

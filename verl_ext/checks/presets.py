@@ -79,7 +79,7 @@ def misspelled_group(run: Run) -> Iterator[Finding]:
         if nearest(key, [PRESETS], cutoff=0.75) is None:
             continue
         value: Any = run.select(key)
-        names = list(value) if OmegaConf.is_list(value) else [value]
+        names: Any = OmegaConf.to_container(value) if OmegaConf.is_list(value) else [value]
         if not any(f"{name}.yaml" in presets for name in names):
             continue
         text = f"[{','.join(map(str, names))}]" if OmegaConf.is_list(value) else f"{value}"

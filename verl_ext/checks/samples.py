@@ -3,6 +3,7 @@
 import json
 import reprlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,21 +110,24 @@ def _sample_of_file(config: Any, path: str, count: int, stratify: bool, fix: str
 
 def without_prompts(config: Any, setting: str) -> Iterator[Finding]:
     """Report each file of a setting that does not have the column of the prompts."""
-    prompt_key = str(select(config, "data.prompt_key"))
-    if select(config, "data.custom_cls.path") is not None:
+    prompt_key = select(config, "data.prompt_key")
+    if prompt_key is None or select(config, "data.custom_cls.path") is not None:
         return
-    for path in files_of(config, setting):
-        if not Path(path).is_file():
-            continue
-        with reading(f"{setting}={path}"):
+    for path in filter(_is_file, files_of(config, setting)):
+        names = None
+        with suppress(OSError, ValueError):  # verl may read a file that this package cannot read
             names = column_names(path)
-        if prompt_key not in names:
+        if names is not None and prompt_key not in names:
             yield Finding(
                 "error",
                 f"{setting}={path} has no column {prompt_key}, which data.prompt_key={prompt_key} names. It has the "
                 f"columns {listed(names)}.",
                 "Set data.prompt_key to the column with the chat messages.",
             )
+
+
+def _is_file(path: str) -> bool:
+    return Path(path).is_file()
 
 
 def _require_columns(path: str, fix: str) -> None:

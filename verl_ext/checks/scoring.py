@@ -266,26 +266,27 @@ def _array_of_one(value: Any) -> np.ndarray[Any, Any]:
 def _explained(error: BaseException, manager: Any) -> ScoringError:
     """Return the error of a reward function, with the line of the user's file that raised it."""
     kind = type(error).__name__
+    message = str(error).rstrip(".")  # a sentence follows
     frames = traceback.extract_tb(error.__traceback__)
     file = _file_of_function(manager)
     of_user = [frame for frame in frames if frame.filename == file]
     arguments = f"{', '.join(ARGUMENTS[:-1])} and {ARGUMENTS[-1]}"
     if of_user:
         line = of_user[-1]
-        text = f"it raises {kind}: {error} in line {line.lineno} of {line.filename} (`{line.line}`)"
+        text = f"it raises {kind}: {message} in line {line.lineno} of {line.filename} (`{line.line}`)"
         fix = "Correct this line."
         if isinstance(error, TypeError | AttributeError | LookupError):
             fix += f" verl passes the arguments {arguments} to the function."
         return ScoringError(text, fix, cause=f"{kind} {line.filename}:{line.lineno}")
     if isinstance(error, TypeError) and frames[-1].name in CALLERS:
-        text = f"it cannot be called ({kind}: {error})"
+        text = f"it cannot be called ({kind}: {message})"
         parameters = ", ".join(ARGUMENTS)
         fix = f"verl passes the arguments {arguments} by name. Define the function with ({parameters}, **kwargs)."
-        return ScoringError(text, fix, cause=str(error))
+        return ScoringError(text, fix, cause=message)
     if isinstance(error, KeyError) and error.args == (SCORE,):
         text = f"it returns a dictionary without the entry `{SCORE}`"
         return ScoringError(text, f"Add the entry `{SCORE}`, a finite float, to the dictionary.", cause=text)
-    return ScoringError(f"it raises {kind}: {error}", "", cause=f"{kind} {error}")
+    return ScoringError(f"it raises {kind}: {message}", "", cause=f"{kind} {message}")
 
 
 def _file_of_function(manager: Any) -> str:

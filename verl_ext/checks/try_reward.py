@@ -43,7 +43,10 @@ NAMED_TEMPLATES = 3
 def try_reward(run: Run, options: argparse.Namespace, deadline: float) -> tuple[list[str], list[Finding]]:
     """Call the reward function; return a summary and the findings. The calls end at the time `deadline`."""
     trial = collect(run, options, deadline)
-    return summarize(trial, run), judge(trial, run)
+    findings = judge(trial, run)
+    texts = [finding.text for finding in findings]
+    lines = [line for line in summarize(trial, run) if line not in texts]  # what needs a review is printed once
+    return lines, findings
 
 
 def judge(trial: Trial, run: Run) -> list[Finding]:
@@ -53,7 +56,7 @@ def judge(trial: Trial, run: Run) -> list[Finding]:
         findings += errors_of_first_batch(trial, run)
         findings += _equal_rewards(trial, run)
         findings += _filter_metric(trial, run)
-    if _tried_enough(trial):
+    if tried_enough(trial):
         findings += unrewarded_ground_truths(trial, run)
         findings += constant_rewards(trial, run)
     return [*findings, *trial.prompts.findings(), *_unused_tools(trial, run)]
@@ -144,7 +147,7 @@ def _filter_metric(trial: Trial, run: Run) -> Iterator[Finding]:
         )
 
 
-def _tried_enough(trial: Trial) -> bool:
+def tried_enough(trial: Trial) -> bool:
     """Return whether enough templates or responses were tried to judge a reward that nothing receives."""
     probe = trial.probe
     return not probe.is_expensive or bool(probe.custom_templates) or trial.has_responses_of_file
@@ -154,16 +157,14 @@ def unrewarded_ground_truths(trial: Trial, run: Run) -> Iterator[Finding]:
     """Yield notes about data sources, or rows, whose ground truths receive no reward or are never correct."""
     probe = trial.probe
     for source, rows in probe.rows.items():
-        title = _title(probe, source)
         best = probe.best_template[source]
         if best is None:
-            text = f"{title} receive no more reward than an empty response: {_tried_templates(probe, rows[0])}."
-            yield Finding("note", text, _fix_of_function(run))
+            yield Finding("note", _reward_of_no_template(probe, source), _fix_of_function(run))
         elif best.kind != OF_FILE and any(not probe.gains(row.best) for row in rows):
             yield Finding("note", reward_of_template(probe, source), _fix_of_function(run))
         elif _is_never_correct(trial, run, source):
             shown = f"`{shortened(rows[0].best.text)}` of {rows[0].best.place} receives {_values(probe, rows[0].best)}"
-            text = f"{title} are never correct in any template, although another reward is received: {shown}."
+            text = f"{_title(probe, source)} are never correct, although another reward is received: {shown}."
             yield Finding("note", text, _fix_of_function(run))
 
 
@@ -244,7 +245,9 @@ def summarize(trial: Trial, run: Run) -> list[str]:
     ]
     lines += _components(trial.columns, run)
     for source, best in probe.best_template.items():
-        if best is not None and best.kind != OF_FILE:
+        if best is None:
+            lines.append(_reward_of_no_template(probe, source))
+        elif best.kind != OF_FILE:
             lines.append(reward_of_template(probe, source))
     return [*lines, trial.prompts.summary()]
 
@@ -310,17 +313,20 @@ def _receives_less(probe: RewardProbe, response: Response, most: Mapping[str, fl
     return any(2 * gains.get(name, 0.0) < gain for name, gain in most.items())
 
 
-def _tried_templates(probe: RewardProbe, row: ScoredRow) -> str:
-    """Return the rewards of a row, and the templates that were tried on it."""
+def _reward_of_no_template(probe: RewardProbe, source: str) -> str:
+    """Return what the first ground truth of a data source receives, and the templates that receive no more."""
+    row = probe.rows[source][0]
     tried = [response.kind for response in row.from_truth]
     candidates = (*TEMPLATES[:NAMED_TEMPLATES], *probe.custom_templates)
     named = [f"`{template}`" for template in candidates if template in tried]
     others = len(tried) - len(named)
-    text = f"`{shortened(row.best.text)}` receives {_values(probe, row.best)}"
     templates = ", ".join(named)
     if others:
         templates += f" and {others} other templates"
-    return f"{text}, and no template of {templates} receives more"
+    return (
+        f"{_title(probe, source)} receive no more reward than an empty response: `{shortened(row.best.text)}` receives "
+        f"{_values(probe, row.best)}, and no template of {templates} receives more."
+    )
 
 
 def _values(probe: RewardProbe, response: Response) -> str:

@@ -42,12 +42,11 @@ def _fix_of_switch(run: Run, path: str, value: Any, switch: Switch) -> str:
     Edge cases: an estimator may reject a KL term in the reward, or warn about a KL term in the loss. Then the fix
     removes the setting, or names the KL term that the estimator accepts.
     """
-    in_loss = kl_in_loss(run)
     if switch.path == KL_IN_REWARD and why_not_kl_in_reward(run) is not None:
-        if not in_loss:
-            return f"Remove {path}."
-        return f"Remove {path}. To train with a KL term, set {in_loss} and its coefficient {ACTOR}.kl_loss_coef."
-    line = in_loss if switch.path == KL_IN_LOSS else switch.line.format(value=value)
+        in_loss = kl_in_loss(run)
+        instead = f" To train with a KL term, set {in_loss} and its coefficient {ACTOR}.kl_loss_coef."
+        return f"Remove {path}.{instead if in_loss else ''}"
+    line = kl_in_loss(run) if switch.path == KL_IN_LOSS else switch.line.format(value=value)
     return f"Set {line}, or remove {path}." if line else f"Remove {path}."
 
 
