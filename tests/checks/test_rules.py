@@ -179,7 +179,7 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("any_reward", "accuracy_key=NAME"),
     ),
     ("penalty named but not logged", (*GDPO[:1], OVERLONG, *DAPO), ("overlong_buffer_cfg.log=True",)),
-    ("penalty of a list with keys", (COMPOSE, BY_MEAN, KEYS, *DAPO), ("would be lost", "overlong_buffer_cfg.enable=False")),
+    ("lost penalty of a list", (COMPOSE, BY_MEAN, KEYS, *DAPO), ("would be lost", "overlong_buffer_cfg.enable=False")),
     ("std below hadw", (*HADW_GDPO, KEYS, ACC, "+algorithm.gdpo.scale=mad", STD), ("algorithm.gdpo.scale=none",)),
     ("bounds the wrong way round", (*GDPO, "+algorithm.rewards.accuracy_between=[0.9,0.1]"), ("accuracy_between",)),
 ]  # fmt: skip
