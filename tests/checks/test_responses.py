@@ -135,6 +135,20 @@ def test_a_data_source_that_is_never_correct_is_reported_although_another_reward
     assert says(text, "data_source b", "row 2", "correct=0.0", "format=1.0")
 
 
+def test_a_data_source_is_correct_if_a_response_of_the_file_is():
+    """For example code, whose ground truths are test cases."""
+    truths, sources = ["7", "8", "f(1) == 2", "f(2) == 3"], ["a", "a", "b", "b"]
+
+    def function(text, truth):
+        correct = float(text == truth if truth.isdigit() else text == "def f(x): return x + 1")
+        return {"score": correct, "correct": correct, "format": float("<answer>" in text)}
+
+    names = ("correct", "format")
+    probe = probe_of(function, truths, names=names, sources=sources, given=["", "", "def f(x): return x + 1"])
+    assert notes_of(probe, "correct") == []
+    assert len(notes_of(probe_of(function, truths, names=names, sources=sources), "correct")) == 1
+
+
 def test_another_reward_that_a_data_source_does_not_receive_is_no_mistake():
     names = ("correct", "format")
     truths, sources = ["7", "8", "8.0", "8.0"], ["a", "a", "b", "b"]

@@ -20,7 +20,7 @@ import torch
 from verl_ext.advantages.estimator import compute, computing
 from verl_ext.advantages.log import log_estimator_of_verl
 from verl_ext.advantages.table import Table, is_number
-from verl_ext.checks.responses import OF_FILE, TEMPLATES, Response, RewardProbe, ScoredRow, number_of, shortened
+from verl_ext.checks.responses import OF_FILE, TEMPLATES, Response, RewardProbe, number_of, shortened
 from verl_ext.checks.rewards import ADDED_BY_MANAGER
 from verl_ext.checks.scoring import ADDED_BY_ROLLOUT, MANAGER
 from verl_ext.checks.summary import TOOLS
@@ -169,31 +169,22 @@ def unrewarded_ground_truths(trial: Trial, run: Run) -> Iterator[Finding]:
 
 
 def _is_never_correct(trial: Trial, run: Run, source: str) -> bool:
-    """Return whether no training row of a data source is correct, although the function scores its accuracy.
+    """Return whether no response to a training row of a data source is correct, although it has an accuracy.
 
     If no other data source is correct either, a score that named rewards replace may be a constant on purpose, and
     `constant_rewards` reports an accuracy that is a constant and a reward.
     """
-    probe = trial.probe
-    rows_of_source = {name: [row for row in rows if row.best.is_training] for name, rows in probe.rows.items()}
-    rows = rows_of_source[source]
-    if not any(_has_accuracy(probe, row) for row in rows) or any(_is_correct(probe, row) for row in rows):
+    probe, results = trial.probe, trial.training_results
+    accuracies = [probe.accuracy(result) for response, result in results.items() if response.data_source == source]
+    if all(number_of(accuracy) is None for accuracy in accuracies):  # NaN means that the accuracy is not scored
         return False
-    if any(_is_correct(probe, row) for rows in rows_of_source.values() for row in rows):
-        return True
+    correct_sources = {response.data_source for response in results if probe.gain(response, probe.accuracy) > 0}
+    if correct_sources:
+        return source not in correct_sources
     name = run.settings.rewards.accuracy_key or ACCURACY
     values = {str(probe.accuracy(result)) for result in probe.results.values()}
     is_reported_as_constant = name in probe.measures and len(values) == 1
     return name in trial.columns and not is_reported_as_constant
-
-
-def _has_accuracy(probe: RewardProbe, row: ScoredRow) -> bool:
-    """Return whether the accuracy of a row is a number. NaN means that it is not scored."""
-    return any(number_of(probe.accuracy(probe.results[response])) is not None for response in row.from_truth)
-
-
-def _is_correct(probe: RewardProbe, row: ScoredRow) -> bool:
-    return any(probe.gain(response, probe.accuracy) > 0 for response in row.from_truth)
 
 
 def constant_rewards(trial: Trial, run: Run) -> Iterator[Finding]:
