@@ -48,7 +48,7 @@ export PYTHONPATH=$folder${PYTHONPATH:+:$PYTHONPATH}
 TESTS=(
   tests/integration/trainers --ignore tests/integration/trainers/test_checkpoints.py
   tests/integration/test_{needed_hooks,strangers}.py
-  tests/update/test_{rule,shorter_update}.py
+  tests/update/test_{rule,gradients,split,marks}.py
   tests/checks/test_{driver,doctor,loss_normalizers,losses}.py
   tests/cpu/test_plugin.py tests/estimators/test_against_verl.py
   tests/core/test_metrics.py::test_verl_combines_each_metric_as_its_last_word_says

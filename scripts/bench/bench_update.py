@@ -36,7 +36,7 @@ if not torch.cuda.is_available():
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.quickstart import prepare_data
-from tests.update.updates import GPU, ROWS_IN_TURN, Actor, rows
+from tests.update.verl_actor import FLASH_OF_TORCH, GPU, Actor, random_rows
 from verl_ext.tools.report.plot import COLORS
 from verl_ext.update import SHARE_MARK, SKIP_MARK, engine
 
@@ -192,12 +192,12 @@ def measure(actor: Actor, options: argparse.Namespace, name: str, live: list[boo
     found = Times(name, sum(live) / count, {}, {}, {})
     for way in random.Random(seed).sample([*WAYS], len(WAYS)):
         if GPU:
-            actor.attend_by("sdpa" if way == "plain" else ROWS_IN_TURN)
+            actor.set_attention("sdpa" if way == "plain" else FLASH_OF_TORCH)
             actor.pad(way == "plain")
         with engine.computing(actor.engine, share=False) if GPU and way == "verl" else nullcontext():
             begin_peak()
             found.seconds[way], metrics = actor.timed(
-                rows(count, live, seed=seed, nested=True, group=GROUP, **sizes),
+                random_rows(count, live, seed=seed, nested=True, group=GROUP, **sizes),
                 {},
                 *WAYS[way],
                 mini_batch_size=count,

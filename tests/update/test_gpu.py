@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from recipes.quickstart import prepare_data
-from tests.update import updates
+from tests.update import verl_actor
 from verl_ext.update import SHARE_MARK, SKIP_MARK, engine, pack
 from verl_ext.update.log_probs import log_probs
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts/bench"))
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not updates.GPU, reason="there is no GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not verl_actor.GPU, reason="there is no GPU")]
 QWEN = {
     "vocab_size": 151936,
     "hidden_size": 896,
@@ -42,7 +42,7 @@ def model(tmp_path_factory):
 def actor(model):
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="", MASTER_PORT="0")
     os.environ["DIST_INIT_METHOD"] = f"file://{model.parent}/group"
-    return updates.Actor(str(model), sgd=True)  # Adam's step needs more memory than any way
+    return verl_actor.Actor(str(model), sgd=True)  # Adam's step needs more memory than any way
 
 
 def batch(seed):
@@ -51,11 +51,11 @@ def batch(seed):
     lengths = [torch.randint(*of, (COUNT,), generator=draw).tolist() for of in ((68, 204), (53, 160))]
     lengths[1][:2] = [1, 2]
     live = [row % 16 < 8 for row in range(COUNT)]
-    return updates.rows(COUNT, live, seed=seed, nested=True, group=8, lengths=lengths)
+    return verl_actor.random_rows(COUNT, live, seed=seed, nested=True, group=8, lengths=lengths)
 
 
 @pytest.mark.parametrize(("heads", "size"), [((14, 2), 64), ((12, 2), 128)])
-def test_the_kernel_is_as_exact_as_bf16(heads, size, record_property):
+def test_flash_attention_is_as_exact_as_bf16(heads, size, record_property):
     """Output and gradients against fp32, which is computed by a loop over the segments."""
     data = batch(0).to("cuda")
     taken, _, plan = pack.pack(data)
@@ -65,7 +65,7 @@ def test_the_kernel_is_as_exact_as_bf16(heads, size, record_property):
     results = []
     for dtype in (torch.float32, torch.bfloat16):
         values = [x.to(dtype).requires_grad_() for x in inputs]
-        assert pack.flash("cuda", dtype, size, size) == (dtype == torch.bfloat16)
+        assert pack.flash_supports("cuda", dtype, size, size) == (dtype == torch.bfloat16)
         found, _ = pack.attend(None, *values, None, plan=plan, scaling=size**-0.5)
         gradients = torch.autograd.grad((found * slope.to(dtype)).sum(), values)
         results.append([found.detach(), *gradients])
@@ -74,7 +74,7 @@ def test_the_kernel_is_as_exact_as_bf16(heads, size, record_property):
     assert max(errors) < 0.02
 
 
-def test_log_probabilities_are_those_of_fp32():
+def test_log_probs_are_those_of_fp32():
     draw = torch.Generator("cuda").manual_seed(0)
     logits = (5 * torch.randn(2000, 151936, device="cuda", generator=draw)).bfloat16().requires_grad_()
     labels = torch.randint(151936, (2000,), device="cuda", generator=draw)
@@ -88,7 +88,7 @@ def test_log_probabilities_are_those_of_fp32():
     torch.testing.assert_close(logits.grad.float(), usual.grad, atol=1e-5, rtol=0.01)
 
 
-def test_gradients_are_as_near_to_verl_s_as_with_other_micro_batches(actor, capsys):
+def test_gradients_differ_from_verl_no_more_than_other_micro_batches(actor, capsys):
     """The limit is twice the distance that verl's own smaller micro-batches make."""
     usual = {"mini_batch_size": COUNT, "global_batch_size": COUNT, "epochs": 1, "use_dynamic_bsz": True}
     ways: dict[str, tuple[tuple[str, ...], int]] = {"smaller": ((), 1024)}
@@ -105,7 +105,7 @@ def test_gradients_are_as_near_to_verl_s_as_with_other_micro_batches(actor, caps
     assert max(distances.values()) <= 2 * distances["smaller"] < 0.1
 
 
-def test_a_shorter_update_takes_less_time(actor, capsys):
+def test_each_setting_makes_the_update_faster(actor, capsys):
     """In turns, with one function of log-probabilities; `plain` is verl without flash-attn."""
     import bench_update
 

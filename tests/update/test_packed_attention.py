@@ -1,225 +1,237 @@
-"""Packed rows: attention is that of each row alone, by the loop and by a kernel. Log-probabilities are log_softmax."""
+"""Attention of packed rows is that of each row alone, computed segment by segment or by torch's flash attention."""
 
 import random
-from types import SimpleNamespace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tests.update import updates
+from tests.update.verl_actor import random_rows
 from verl_ext.errors import IntegrationError
 from verl_ext.update import engine, pack, split
-from verl_ext.update.log_probs import log_probs
+
+HEADS = [(4, 2), (14, 2), (12, 2), (3, 3), (6, 1)]
+"""Numbers of heads of queries, and of keys and values."""
 
 
-def variable_lengths(query, key, value, query_ends, key_ends, most_queries, most_keys, *options, scale):
-    """What `torch.ops.aten._flash_attention_forward` computes: segments, causal and aligned at the end."""
+def flash_attention_of_segments(query, key, value, query_ends, key_ends, most_queries, most_keys, *options, scale):
+    """Compute what `torch.ops.aten._flash_attention_forward` does: segments, causal and aligned at their end."""
     assert query_ends.dtype == key_ends.dtype == torch.int32
-    assert (most_queries, most_keys) == (int(query_ends.diff().max()), int(key_ends.diff().max()))
+    assert most_queries == int(query_ends.diff().max())
+    assert most_keys == int(key_ends.diff().max())
     assert options == (0.0, True, False)  # dropout, causal, debug
     assert query_ends[-1] == len(query)
     assert key_ends[-1] == len(key) == len(value)
-    out = []
-    for begin, end, first, last in zip(query_ends, query_ends[1:], key_ends, key_ends[1:], strict=False):
-        places = torch.arange(int(last - first))
-        seen = places <= places[-int(end - begin) :, None]
-        parts = (x.transpose(0, 1) for x in (query[begin:end], key[first:last], value[first:last]))
-        out.append(scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale, enable_gqa=True).transpose(0, 1))
-    return torch.cat(out), *[None] * 4
+    outputs = []
+    for segment in range(len(query_ends) - 1):
+        queries = slice(query_ends[segment], query_ends[segment + 1])
+        keys = slice(key_ends[segment], key_ends[segment + 1])
+        key_numbers = torch.arange(keys.stop - keys.start)
+        query_numbers = key_numbers[-(queries.stop - queries.start) :]
+        visible = key_numbers <= query_numbers[:, None]
+        vectors = (x.transpose(0, 1) for x in (query[queries], key[keys], value[keys]))
+        output = scaled_dot_product_attention(*vectors, attn_mask=visible, scale=scale, enable_gqa=True)
+        outputs.append(output.transpose(0, 1))
+    return torch.cat(outputs), None, None, None, None
 
 
-class Packed(NamedTuple):
-    rows: list[list[int]]
-    """Of each row the places of its tokens in the packed sequence, without its last one."""
-    taken: torch.Tensor
-    predict: torch.Tensor
-    plan: pack.Plan
+@dataclass(frozen=True)
+class PackedRows:
+    """Random rows, and what `pack` makes of them."""
+
+    places: list[list[int]]
+    """Of each row the places of its tokens in the packed sequence, without its last token."""
+    packed: pack.Packed
     data: object
 
+    @property
+    def size(self) -> int:
+        """The tokens of the packed sequence."""
+        return len(self.packed.taken)
 
-def packed(seed: int) -> Packed:
-    """Rows of drawn lengths, in groups of some rows to a prompt."""
+
+def packed_rows(seed: int) -> PackedRows:
+    """Return rows of random lengths, of which several consecutive ones share a prompt."""
     draw = random.Random(seed)
     count, group = draw.randint(1, 20), draw.randint(1, 9)
-    lengths = (
-        [draw.randint(1, 30) for _ in range(count)],
-        [draw.choice([1, 1, 2, draw.randint(3, 40)]) for _ in range(count)],
-    )
-    data = updates.rows(count, [True] * count, seed=seed, nested=seed % 2 == 0, lengths=lengths, group=group)
-    read, places, end = split.row_lengths(data, share=True), {}, 0
-    for members in read.by_prompt():
-        prompt = [*range(end, end + read.prompt[members[0]])]
-        end += len(prompt)
-        for row in members:
-            size = read.answer[row] - 1
-            places[row] = [*prompt, *range(end, end + size)]
-            end += size
-    return Packed([places[row] for row in range(count)], *pack.pack(data), data)
+    prompt_tokens = [draw.randint(1, 30) for _ in range(count)]
+    response_tokens = [draw.choice([1, 1, 2, draw.randint(3, 40)]) for _ in range(count)]
+    lengths = (prompt_tokens, response_tokens)
+    data = random_rows(count, [True] * count, seed=seed, nested=seed % 2 == 0, lengths=lengths, group=group)
+    return PackedRows(expected_places(split.read_lengths(data, share=True)), pack.pack(data), data)
+
+
+def expected_places(lengths: split.RowLengths) -> list[list[int]]:
+    """Return the places of each row's tokens: the prompt, then the response without its last token."""
+    places: dict[int, list[int]] = {}
+    end = 0
+    for rows_of_prompt in lengths.group_by_prompt(lengths.rows):
+        prompt_end = end + lengths.prompt_tokens[rows_of_prompt[0]]
+        prompt = list(range(end, prompt_end))
+        end = prompt_end
+        for row in rows_of_prompt:
+            response_end = end + lengths.response_tokens[row] - 1
+            places[row] = prompt + list(range(end, response_end))
+            end = response_end
+    return [places[row] for row in lengths.rows]
+
+
+def test_example_of_the_module_is_packed_as_drawn():
+    """Prompts of 3 and 2 tokens; two responses of 3 and 2 tokens to the first, one of 2 tokens to the second."""
+    data = random_rows(3, [True] * 3, seed=0, nested=True, lengths=([3, 3, 2], [3, 2, 2]), group=2)
+    packed = pack.pack(data)
+    assert packed.taken.tolist() == [0, 1, 2, 3, 4, 9, 11, 12, 13]
+    assert packed.predicting.tolist() == [2, 3, 4, 2, 5, 7, 8]
+    keys_of_segments = [[0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 2, 5], [6, 7], [6, 7, 8]]
+    assert packed.plan.keys.tolist() == [key for keys in keys_of_segments for key in keys]
+    assert packed.plan.query_ends.tolist() == [0, 3, 5, 6, 8, 9]
+    assert packed.plan.key_ends.tolist() == [0, 3, 8, 12, 14, 17]
+    assert (packed.plan.most_queries, packed.plan.most_keys) == (3, 5)
 
 
 @pytest.mark.parametrize("seeds", [range(start, start + 50) for start in (0, 50, 100, 150)], ids=str)
-@pytest.mark.parametrize("way", ["loop", "kernel"])
-def test_output_and_gradients_are_those_of_each_row_alone(monkeypatch, way, seeds):
-    monkeypatch.setattr(pack, "flash", lambda *_: way == "kernel")
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", variable_lengths)
+@pytest.mark.parametrize("uses_flash", [False, True], ids=["segments", "flash"])
+def test_output_and_gradients_are_those_of_each_row_alone(monkeypatch, uses_flash, seeds):
+    monkeypatch.setattr(pack, "flash_supports", lambda *_: uses_flash)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_attention_of_segments)
     for seed in seeds:
-        rows, taken, _, plan, _ = packed(seed)
-        heads, grouped = random.Random(seed).choice([(4, 2), (14, 2), (12, 2), (3, 3), (6, 1)])
-        generator = torch.Generator().manual_seed(seed)
-
-        def drawn(*shape: int, generator=generator) -> torch.Tensor:
-            return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-        inputs = [drawn(1, number, len(taken), 8).requires_grad_() for number in (heads, grouped, grouped)]
-        slope = drawn(len(rows), 80, heads, 8)
-        found, _ = pack.attend(None, *inputs, None, plan=plan, scaling=0.3)
-        results = []
-        for alone in (False, True):
-            outputs = []
-            for row in rows:
-                if alone:
-                    parts = (x[:, :, row] for x in inputs)
-                    own = scaled_dot_product_attention(*parts, is_causal=True, scale=0.3, enable_gqa=True)
-                    outputs.append(own[0].transpose(0, 1))
-                else:
-                    outputs.append(found[0, row])
-            loss = sum((output * slope[row, : len(output)]).sum() for row, output in enumerate(outputs))
-            results.append([torch.cat(outputs), *torch.autograd.grad(loss, inputs)])
-        for one, other in zip(*results, strict=True):
+        rows = packed_rows(seed)
+        vectors, slopes = random_vectors(rows, seed)
+        packed_output, _ = pack.attend(None, *vectors, None, plan=rows.packed.plan, scaling=0.3)
+        outputs = [packed_output[0, places] for places in rows.places]
+        expected = [attention_alone(vectors, places) for places in rows.places]
+        for found, wanted in zip(
+            with_gradients(outputs, slopes, vectors), with_gradients(expected, slopes, vectors), strict=True
+        ):
             # The gradients of a row of one token are 0, and on some processors what rounding leaves of 0.
-            assert (one - other).abs().max() <= 1e-12 * max(1.0, other.abs().max())
+            scale = max(1.0, wanted.detach().abs().max().item())
+            assert (found - wanted).abs().max() <= 1e-12 * scale
 
 
-def test_the_packed_sequence_is_that_of_the_rows_and_each_token_of_an_answer_is_predicted():
-    for seed in range(20):
-        rows, taken, predict, _, data = packed(seed)
-        sequence, answers = data["input_ids"].values()[taken], split.row_lengths(data, share=False).answer
-        for places, whole in zip(rows, data["input_ids"].unbind(), strict=True):
-            assert sequence[places].tolist() == whole[:-1].tolist()
-        # The token before the first of an answer is the prompt's last.
-        wanted = [place for places, size in zip(rows, answers, strict=True) for place in places[len(places) - size :]]
-        assert predict.tolist() == wanted
+def random_vectors(rows: PackedRows, seed: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return queries, keys and values `[1, head, token, size]`, and a gradient for each output of a row."""
+    heads, key_heads = random.Random(seed).choice(HEADS)
+    generator = torch.Generator().manual_seed(seed)
+    vectors = []
+    for number in (heads, key_heads, key_heads):
+        values = torch.randn(1, number, rows.size, 8, dtype=torch.float64, generator=generator)
+        vectors.append(values.requires_grad_())
+    longest_row = 80
+    slopes = torch.randn(len(rows.places), longest_row, heads, 8, dtype=torch.float64, generator=generator)
+    return vectors, slopes
 
 
-def inputs(plan, heads=(4, 2), size=64, **options):
+def attention_alone(vectors: list[torch.Tensor], places: list[int]) -> torch.Tensor:
+    """Return the causal attention of one row, `[token, head, size]`."""
+    query, key, value = (x[:, :, places] for x in vectors)
+    output = scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.3, enable_gqa=True)
+    return output[0].transpose(0, 1)
+
+
+def with_gradients(outputs: list[torch.Tensor], slopes: torch.Tensor, vectors: list[torch.Tensor]):
+    """Return the outputs of all rows, and the gradients of queries, keys and values."""
+    loss = torch.zeros((), dtype=torch.float64)
+    for row, output in enumerate(outputs):
+        loss = loss + (output * slopes[row, : len(output)]).sum()
+    return [torch.cat(outputs), *torch.autograd.grad(loss, vectors)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_response_token_is_predicted_by_the_token_before_it(seed):
+    rows = packed_rows(seed)
+    response_tokens = split.read_lengths(rows.data, share=False).response_tokens
+    sequence = rows.data["input_ids"].values()[rows.packed.taken]
+    expected = []
+    for row, tokens in enumerate(rows.data["input_ids"].unbind()):
+        places = rows.places[row]
+        assert sequence[places].tolist() == tokens[:-1].tolist()
+        # The prompt's last token predicts the first of the response, its last but one the last.
+        expected += places[len(places) - response_tokens[row] :]
+    assert rows.packed.predicting.tolist() == expected
+
+
+def vectors_of_ones(plan, heads=(4, 2), size=64, **options):
+    """Return queries, keys and values for a plan."""
     count = int(plan.query_ends[-1])
     return [torch.ones(1, number, count, size, **options).requires_grad_() for number in (*heads, heads[1])]
 
 
 @pytest.mark.parametrize("heads", [(14, 2), (12, 2), (4, 4)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_torch_s_kernel_takes_the_plan_forward_and_backward(heads, dtype):
-    plan = packed(2).plan
-    values = inputs(plan, heads, device="meta", dtype=dtype)
-    plan = plan._replace(**{name: part.to("meta") for name, part in plan._asdict().items() if torch.is_tensor(part)})
-    found, _ = pack.attend(None, *values, None, plan=plan, scaling=0.1, dropout=0.1)
-    assert found.shape == (1, values[0].shape[2], heads[0], 64)
-    found.sum().backward()
-    assert [x.grad.shape for x in values] == [x.shape for x in values]
+def test_flash_attention_of_torch_accepts_the_plan(heads, dtype):
+    """Without a GPU, the device `meta` checks the shapes of the forward and the backward pass."""
+    plan = packed_rows(2).packed.plan
+    vectors = vectors_of_ones(plan, heads, device="meta", dtype=dtype)
+    tensors_on_meta = {name: part.to("meta") for name, part in plan._asdict().items() if torch.is_tensor(part)}
+    plan = plan._replace(**tensors_on_meta)
+    output, _ = pack.attend(None, *vectors, None, plan=plan, scaling=0.1, dropout=0.1)
+    assert output.shape == (1, vectors[0].shape[2], heads[0], 64)
+    output.sum().backward()
+    assert [x.grad.shape for x in vectors] == [x.shape for x in vectors]
 
 
 @pytest.mark.parametrize(
-    ("changed", "why"),
+    ("changed", "named_in_warning"),
     [
         ({}, None),
         ({"dtype": torch.float32}, "float32"),
-        ({"size": 60}, "60"),
-        ({"size": 264}, "264"),
-        ({"of_values": 128}, "64"),
-        ({"card": (7, 5)}, "bfloat16"),
+        ({"head_size": 60}, "60"),
+        ({"head_size": 264}, "264"),
+        ({"value_size": 128}, "64"),
+        ({"capability": (7, 5)}, "bfloat16"),
         ({"hip": "6.4"}, "bfloat16"),
     ],
 )
-def test_what_torch_s_kernel_cannot_compute_is_said_once_on_a_gpu(monkeypatch, caplog, changed, why):
-    case = {"dtype": torch.bfloat16, "size": 64, "of_values": 64, "card": (8, 0), "hip": None} | changed
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: case["card"])
+def test_gpu_without_flash_attention_of_torch_is_warned_about_once(monkeypatch, caplog, changed, named_in_warning):
+    case = {"dtype": torch.bfloat16, "head_size": 64, "value_size": 64, "capability": (8, 0), "hip": None} | changed
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: case["capability"])
     monkeypatch.setattr("torch.version.hip", case["hip"])
-    pack.flash.cache_clear()
+    pack.flash_supports.cache_clear()
     for _ in range(2):
-        assert pack.flash("cuda", case["dtype"], case["size"], case["of_values"]) == (why is None)
-    pack.flash.cache_clear()
-    assert [why in record.getMessage() for record in caplog.records] == [True] * (why is not None)
-    assert not pack.flash("cpu", torch.bfloat16, 64, 64)
+        supported = pack.flash_supports("cuda", case["dtype"], case["head_size"], case["value_size"])
+        assert supported == (named_in_warning is None)
+    pack.flash_supports.cache_clear()
+    messages = [record.getMessage() for record in caplog.records]
+    if named_in_warning is None:
+        assert messages == []
+    else:
+        [message] = messages
+        assert named_in_warning in message
+
+
+def test_cpu_has_no_flash_attention():
+    assert not pack.flash_supports("cpu", torch.bfloat16, 64, 64)
 
 
 def test_queries_in_fp32_are_cast_under_autocast():
-    """As in transformers: a norm of the queries may return fp32, which torch's kernel does not take."""
-    plan = packed(2).plan
-    query, key, value = inputs(plan)
+    """In transformers, a norm of the queries may return fp32, which torch's flash attention does not accept."""
+    plan = packed_rows(2).packed.plan
+    query, key, value = vectors_of_ones(plan)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, _ = pack.attend(None, query, key.bfloat16(), value.bfloat16(), None, plan=plan)
-    assert found.dtype == torch.bfloat16
+        output, _ = pack.attend(None, query, key.bfloat16(), value.bfloat16(), None, plan=plan)
+    assert output.dtype == torch.bfloat16
 
 
-def test_dropout_of_the_attention_is_that_of_the_model():
-    plan = packed(2).plan
-    values = inputs(plan)
-    usual, dropped = (pack.attend(None, *values, None, plan=plan, dropout=rate)[0] for rate in (0.0, 0.5))
-    torch.testing.assert_close(usual, values[0].transpose(1, 2))
-    assert (dropped - usual).abs().max() > 0.1
+def test_attention_uses_the_dropout_of_the_model():
+    plan = packed_rows(2).packed.plan
+    vectors = vectors_of_ones(plan)
+    without_dropout, _ = pack.attend(None, *vectors, None, plan=plan, dropout=0.0)
+    with_dropout, _ = pack.attend(None, *vectors, None, plan=plan, dropout=0.5)
+    torch.testing.assert_close(without_dropout, vectors[0].transpose(1, 2))  # all values are 1
+    assert (with_dropout - without_dropout).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("needs", [{"plan": None}, {"sliding_window": 64}, {"s_aux": torch.ones(4)}])
-def test_a_model_that_needs_more_than_a_plan_is_refused(needs):
-    plan = packed(2).plan
+@pytest.mark.parametrize("unsupported", [{"plan": None}, {"sliding_window": 64}, {"s_aux": torch.ones(4)}])
+def test_model_with_unsupported_attention_is_rejected(unsupported):
+    plan = packed_rows(2).packed.plan
     with pytest.raises(IntegrationError, match="share_prompts=False"):
-        pack.attend(None, *inputs(plan), None, **{"plan": plan, **needs})
+        pack.attend(None, *vectors_of_ones(plan), None, **({"plan": plan} | unsupported))
 
 
-def example(dtype, tokens=1100, words=300):
-    random = torch.Generator().manual_seed(0)
-    logits = (8 * torch.randn(tokens, words, generator=random)).to(dtype).requires_grad_()
-    return logits, torch.randint(words, (tokens,), generator=random), torch.randn(tokens, generator=random)
-
-
-@pytest.mark.parametrize("inplace", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_they_are_log_softmax_in_fp32_and_the_gradient_is_written_over_the_logits_if_asked(dtype, inplace):
-    logits, labels, slope = example(dtype)
-    given = 1.0 * logits
-    usual = logits.detach().float().requires_grad_()
-    expected = usual.log_softmax(-1).gather(-1, labels[:, None])[:, 0]
-    expected.backward(slope)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = log_probs(given, labels, inplace)
-    found.backward(slope)
-    assert found.dtype == torch.float32
-    assert torch.equal(given, logits) != inplace
-    torch.testing.assert_close(found, expected, atol=3e-6, rtol=1e-6)
-    rounding = torch.finfo(dtype).eps + 4e-6  # the second is that of an exponential of fp32
-    torch.testing.assert_close(logits.grad.float(), usual.grad, atol=1e-6, rtol=rounding)
-
-
-def test_a_second_gradient_of_the_logits_that_were_written_over_raises():
-    leaf, labels, slope = example(torch.float32)
-    logits = 1.0 * leaf
-    entropy = logits.square().sum()  # its gradient needs the logits, and comes after
-    found = log_probs(logits, labels, True)
-    with pytest.raises(RuntimeError, match="inplace"):
-        (found @ slope + entropy).backward()
-    found = log_probs(1.0 * leaf, labels, True)
-    found.backward(slope, retain_graph=True)
-    with pytest.raises(RuntimeError, match="inplace"):
-        found.backward(slope)
-
-
-@pytest.mark.parametrize("package", [None, "flash_attn", "torch_npu"])
-def test_a_marked_pass_without_a_kernel_leaves_verl_s_own_function(monkeypatch, package):
-    from verl.workers.engine.fsdp import transformer_impl
-
-    usual = transformer_impl.logprobs_from_logits
-    model = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"))
-    monkeypatch.setattr(engine, "find_spec", lambda name: name == package or None)
-    with engine.computing(SimpleNamespace(module=model), share=False):
-        assert (transformer_impl.logprobs_from_logits is usual) == (package is not None)
-        assert model.config._attn_implementation == "sdpa"
-    assert transformer_impl.logprobs_from_logits is usual
-
-
-@pytest.mark.parametrize(("apart", "fails"), [(0.0, False), (0.03, False), (0.3, True)])
-def test_a_change_of_every_token_beyond_bf16_s_rounding_is_refused(apart, fails):
-    whole = -torch.rand(200)
-    excess = engine.excess_of(whole + apart, whole, whole, torch.finfo(torch.bfloat16).eps)
-    assert (float(excess) > engine.FACTOR) == fails
+@pytest.mark.parametrize(("change", "is_rejected"), [(0.0, False), (0.03, False), (0.3, True)])
+def test_change_of_log_probs_beyond_rounding_of_bf16_is_rejected(change, is_rejected):
+    log_probs = -torch.rand(200)
+    rounding = torch.finfo(torch.bfloat16).eps
+    excess = engine.excess_over_rounding(log_probs + change, log_probs, log_probs, rounding)
+    assert (float(excess) > engine.FACTOR) == is_rejected

@@ -1,42 +1,44 @@
-"""Where a faster update would have another gradient, it is rejected with the line to change."""
+"""A faster update whose gradient would differ is rejected, with the line to change."""
 
 import pytest
 
 from tests.checks.fixes import ways
-from tests.configs import compose as hydra
+from tests.configs import compose as compose_with_hydra
 from tests.configs import compose_quickly as compose
 from verl_ext.checks.judge import judge
-from verl_ext.update import rule as update
-from verl_ext.update.rule import EXACT, NOT_EXACT, SHARE, SKIP
+from verl_ext.update import rule
+from verl_ext.update.rule import ACTOR, EXACT, MODEL, NOT_EXACT, REF, ROLLOUT, SHARE, SKIP
 
-ACTOR = "actor_rollout_ref.actor"
-ON = f"+{SKIP}=True"
-PACKED = (f"+{SHARE}=True", f"{ACTOR}.use_dynamic_bsz=True")
-CORRECTION = "algorithm.rollout_correction"
+GRPO = ("algorithm.adv_estimator=grpo",)
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[a,b]")
-BYPASS = (f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.loss_type=reinforce")
-OF_THE_LOSS = "rollout_correction.rollout_is_batch_normalize"
+SKIP_ON = (f"+{SKIP}=True",)
+SHARE_ON = (f"+{SHARE}=True", f"{ACTOR}.use_dynamic_bsz=True")
+CORRECTION = "algorithm.rollout_correction"
+CORRECTION_OF_LOSS = f"{ACTOR}.policy_loss.rollout_correction"
+LOSS = f"{ACTOR}.policy_loss.loss_mode"
 NORM = f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm"
 
-REFUSED = {
+NOT_WITH_SKIP = {
     f"{ACTOR}.strategy": (f"{ACTOR}.strategy=megatron",),
     f"{ACTOR}.loss_scale_factor": (NORM,),
     f"{ACTOR}.use_kl_loss": (f"{ACTOR}.use_kl_loss=True",),
     f"{ACTOR}.entropy_coeff": (f"{ACTOR}.entropy_coeff=0.001",),
     f"{ACTOR}.calculate_entropy": (f"{ACTOR}.calculate_entropy=True",),
     "distillation.enabled": ("distillation.enabled=True",),
-    f"{ACTOR}.policy_loss.{OF_THE_LOSS}": (
-        f"+{ACTOR}.policy_loss.rollout_correction={{loss_type: reinforce, rollout_is_batch_normalize: True}}",
+    f"{CORRECTION_OF_LOSS}.rollout_is_batch_normalize": (
+        f"+{CORRECTION_OF_LOSS}={{loss_type: reinforce, rollout_is_batch_normalize: True}}",
     ),
-    f"{CORRECTION}.rollout_is_batch_normalize": (*BYPASS, f"{CORRECTION}.rollout_is_batch_normalize=True"),
+    f"{CORRECTION}.rollout_is_batch_normalize": (
+        f"{CORRECTION}.bypass_mode=True",
+        f"{CORRECTION}.loss_type=reinforce",
+        f"{CORRECTION}.rollout_is_batch_normalize=True",
+    ),
 }
-
-
-ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("rollout", "ref", "model"))
-NOT_PACKED = {
-    f"{ACTOR}.strategy": REFUSED[f"{ACTOR}.strategy"],
+"""The setting that an error names, and the overrides that cause the error."""
+NOT_WITH_SHARE = {
+    f"{ACTOR}.strategy": (f"{ACTOR}.strategy=megatron",),
     f"{ACTOR}.loss_scale_factor": (NORM,),
-    f"{ACTOR}.policy_loss.loss_mode": (f"{ACTOR}.policy_loss.loss_mode=geo_mean",),
+    LOSS: (f"{LOSS}=geo_mean",),
     f"{ROLLOUT}.log_prob_use_dynamic_bsz": (f"{ROLLOUT}.log_prob_use_dynamic_bsz=False",),
     f"{REF}.log_prob_use_dynamic_bsz": (f"{REF}.log_prob_use_dynamic_bsz=False",),
     f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2",),
@@ -49,129 +51,153 @@ NOT_PACKED = {
 }
 
 
-def assert_fixes(error, line, setting, overrides):
-    """An error names the line and the setting, with values with which it does not come again."""
-    other, off = (added for added, _ in ways(error.fix))
-    assert any(text.startswith(f"{line}=") for text in other)
-    assert off == [f"{setting}=False"]
-    for added in (other, off):
+def assert_both_fixes_work(error, line, setting, overrides):
+    """Fail unless the error proposes to change `line` or to switch `setting` off, and both end the error."""
+    change_of_verl, switch_off = (added for added, _ in ways(error.fix))
+    assert any(text.startswith(f"{line}=") for text in change_of_verl)
+    assert switch_off == [f"{setting}=False"]
+    for added in (change_of_verl, switch_off):
         assert error not in judge(compose(*overrides, *added)).errors
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gdpo"])
-@pytest.mark.parametrize("line", REFUSED)
-def test_leaving_rows_out_is_refused_for_every_estimator(line, estimator):
-    run = GDPO if estimator == "gdpo" else ("algorithm.adv_estimator=grpo",)
-    (error,) = judge(compose(*run, ON, *REFUSED[line])).errors
-    assert_fixes(error, line, SKIP, (*run, ON, *REFUSED[line]))
-    assert judge(compose(*run, *REFUSED[line])).errors == []  # without the setting
+@pytest.mark.parametrize("estimator", [GRPO, GDPO], ids=["grpo", "gdpo"])
+@pytest.mark.parametrize("line", NOT_WITH_SKIP)
+def test_setting_that_needs_zero_advantage_rows_rejects_skip_zero_advantage(line, estimator):
+    without_skip = (*estimator, *NOT_WITH_SKIP[line])
+    assert judge(compose(*without_skip)).errors == []
+    with_skip = (*without_skip, *SKIP_ON)
+    [error] = judge(compose(*with_skip)).errors
+    assert_both_fixes_work(error, line, SKIP, with_skip)
 
 
-@pytest.mark.parametrize("line", NOT_PACKED)
-def test_computing_a_prompt_once_is_refused(line):
-    run = ("algorithm.adv_estimator=grpo", *NOT_PACKED[line])
-    errors = judge(compose(*run, *PACKED)).errors
-    lines = [next(ways(error.fix))[0][-1].partition("=")[0] for error in errors]
+@pytest.mark.parametrize("line", NOT_WITH_SHARE)
+def test_setting_that_cannot_be_packed_rejects_share_prompts(line):
+    overrides = (*GRPO, *NOT_WITH_SHARE[line])
+    assert judge(compose(*overrides, f"{ACTOR}.use_dynamic_bsz=True")).errors == []
+    errors = judge(compose(*overrides, *SHARE_ON)).errors
+    lines = []
+    for error in errors:
+        change_of_verl, _ = next(ways(error.fix))
+        named_line = change_of_verl[-1].partition("=")[0]
+        assert_both_fixes_work(error, named_line, SHARE, (*overrides, *SHARE_ON))
+        lines.append(named_line)
     assert line in lines
-    for named, error in zip(lines, errors, strict=True):
-        assert_fixes(error, named, SHARE, (*run, *PACKED))
-    assert judge(compose(*run, *PACKED[1:])).errors == []
 
 
-def test_micro_batches_with_a_fixed_number_of_rows_are_refused():
-    run = ("algorithm.adv_estimator=grpo", PACKED[0])  # verl's default
-    error, *_ = judge(compose(*run)).errors
-    assert_fixes(error, f"{ACTOR}.use_dynamic_bsz", SHARE, run)
+def test_fixed_number_of_rows_rejects_share_prompts():
+    overrides = (*GRPO, f"+{SHARE}=True")  # verl's default is use_dynamic_bsz=False
+    error, *_ = judge(compose(*overrides)).errors
+    assert_both_fixes_work(error, f"{ACTOR}.use_dynamic_bsz", SHARE, overrides)
 
 
-def test_verl_s_losses_are_known():
+def test_every_loss_of_verl_is_listed():
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     assert set(POLICY_LOSS_REGISTRY) <= {*EXACT, *NOT_EXACT}
 
 
-@pytest.mark.parametrize("loss", [*EXACT, *NOT_EXACT, "of_my_own"])
-def test_losses(loss):
-    verdict = judge(compose("algorithm.adv_estimator=grpo", ON, f"{ACTOR}.policy_loss.loss_mode={loss}"))
-    severity = "error" if loss in NOT_EXACT else "warning"
-    found = loss in NOT_EXACT or loss == "of_my_own"
-    assert [finding.severity for finding in verdict.findings] == [severity] * found
-    for finding in verdict.findings:
-        assert_fixes(finding, f"{ACTOR}.policy_loss.loss_mode", SKIP, ("algorithm.adv_estimator=grpo", ON))
+@pytest.mark.parametrize("loss", EXACT)
+def test_loss_to_which_zero_advantage_rows_add_nothing_is_accepted(loss):
+    assert judge(compose(*GRPO, *SKIP_ON, f"{LOSS}={loss}")).findings == ()
+
+
+@pytest.mark.parametrize(("loss", "severity"), [*((name, "error") for name in NOT_EXACT), ("custom_loss", "warning")])
+def test_other_loss_is_rejected_or_warned_about(loss, severity):
+    [finding] = judge(compose(*GRPO, *SKIP_ON, f"{LOSS}={loss}")).findings
+    assert finding.severity == severity
+    assert_both_fixes_work(finding, LOSS, SKIP, (*GRPO, *SKIP_ON))
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("algorithm.adv_estimator=grpo",),
-        (*GDPO, "algorithm.rollout_correction.bypass_mode=True"),
+        GRPO,
+        (*GDPO, f"{CORRECTION}.bypass_mode=True"),
         ("algorithm.adv_estimator=drgrpo", NORM, f"{ACTOR}.loss_scale_factor=512"),
         (*GDPO, f"{ACTOR}.strategy=fsdp2"),
     ],
+    ids=["grpo", "bypass mode", "norm with a scale", "fsdp2"],
 )
-@pytest.mark.parametrize("settings", [(ON,), PACKED, (ON, *PACKED)], ids=["skip", "share", "both"])
-def test_it_is_accepted_without_a_word(overrides, settings):
+@pytest.mark.parametrize("settings", [SKIP_ON, SHARE_ON, (*SKIP_ON, *SHARE_ON)], ids=["skip", "share", "both"])
+def test_supported_configuration_has_no_findings(overrides, settings):
     assert judge(compose(*overrides, *settings)).findings == ()
 
 
-def test_a_prompt_is_computed_once_with_a_loss_in_every_row():
-    rows = (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.entropy_coeff=0.001", f"{ACTOR}.policy_loss.loss_mode=dro")
-    assert judge(compose("algorithm.adv_estimator=grpo", *rows, *PACKED)).errors == []
+def test_share_prompts_supports_losses_with_a_gradient_in_every_row():
+    losses = (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.entropy_coeff=0.001", f"{LOSS}=dro")
+    assert judge(compose(*GRPO, *losses, *SHARE_ON)).errors == []
 
 
 @pytest.fixture
-def without(monkeypatch):
-    """Fakes a machine with a GPU, on which these packages alone are installed."""
+def gpu_with(monkeypatch):
+    """Return a function that fakes a machine with a GPU, on which only these packages are installed."""
 
     def fake(*installed, gpu=True):
-        monkeypatch.setattr(update, "find_spec", lambda name: object() if name in installed else None)
+        monkeypatch.setattr(rule, "find_spec", lambda name: object() if name in installed else None)
         monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
 
     return fake
 
 
-def lines(*overrides, compose=compose):
-    """The lines to set where flash-attn is missing."""
-    findings = judge(compose("algorithm.adv_estimator=grpo", *overrides)).findings
-    return [next(ways(finding.fix))[0] for finding in findings if "flash-attn" in str(finding)]
+def lines_without_flash_attn(*overrides, compose=compose):
+    """Return, for each finding about flash-attn, the lines that it proposes."""
+    findings = judge(compose(*GRPO, *overrides)).findings
+    lines = []
+    for finding in findings:
+        if "flash-attn" in str(finding):
+            proposed, _ = next(ways(finding.fix))
+            lines.append(proposed)
+    return lines
 
 
 SDPA = f"++{MODEL}.override_config.attn_implementation=sdpa"
-KERNELS = f"{MODEL}.use_fused_kernels=True"
+FUSED = f"{MODEL}.use_fused_kernels=True"
 
 
-@pytest.mark.parametrize("refused", [(), *NOT_PACKED.values()], ids=str)
-def test_a_gpu_without_flash_attn_is_named_with_lines_that_end_the_warning(without, refused):
-    """Packed where prompts can be shared, else padded, with verl's own log-probabilities."""
-    assert lines(*refused) == []  # without a GPU the run is for another machine
-    without()
-    [proposed] = lines(*refused)
+@pytest.mark.parametrize("not_packed", [(), *NOT_WITH_SHARE.values()], ids=str)
+def test_gpu_without_flash_attn_gets_lines_that_end_the_warning(gpu_with, not_packed):
+    """The lines share prompts if the run supports it. Otherwise they pad rows."""
+    assert lines_without_flash_attn(*not_packed) == []  # a machine without a GPU only checks the run
+    gpu_with()
+    [proposed] = lines_without_flash_attn(*not_packed)
     assert SDPA in proposed
-    # The engine of another strategy, and a loss without a divisor, are refused without flash-attn, too.
-    assert (f"++{SHARE}=True" in proposed) == (not refused)
-    assert (KERNELS in proposed) == bool(refused)
-    verdict = judge(compose("algorithm.adv_estimator=grpo", *refused, *proposed))
+    can_be_packed = not not_packed
+    assert (f"++{SHARE}=True" in proposed) == can_be_packed
+    assert (FUSED in proposed) != can_be_packed
+    verdict = judge(compose(*GRPO, *not_packed, *proposed))
     assert verdict.errors == []
     assert not any("flash-attn" in str(finding) for finding in verdict.findings)
 
 
-def test_lines_for_a_gpu_without_flash_attn_depend_on_what_is_installed_and_set(without):
-    without("flash_attn")
-    assert lines() == lines(SDPA) == []
-    without("kernels")  # attention from a hub
-    [fused] = lines()
-    assert KERNELS in fused
-    without()
-    assert lines(SDPA) == [fused]
-    assert lines(SDPA, KERNELS) == lines(SDPA, ON) == lines(SDPA, *PACKED) == []
-    without(gpu=False)
-    assert lines() == []
+class TestLinesWithoutFlashAttn:
+    """Which lines are proposed depends on what is installed and set."""
+
+    def test_nothing_with_flash_attn(self, gpu_with):
+        gpu_with("flash_attn")
+        assert lines_without_flash_attn() == []
+        assert lines_without_flash_attn(SDPA) == []
+
+    def test_nothing_without_a_gpu(self, gpu_with):
+        gpu_with(gpu=False)
+        assert lines_without_flash_attn() == []
+
+    def test_only_log_probs_with_the_package_kernels(self, gpu_with):
+        gpu_with("kernels")  # downloads flash attention
+        [with_kernels] = lines_without_flash_attn()
+        assert FUSED in with_kernels
+        gpu_with()
+        assert lines_without_flash_attn(SDPA) == [with_kernels]
+
+    @pytest.mark.parametrize("settings", [(FUSED,), SKIP_ON, SHARE_ON], ids=["fused", "skip", "share"])
+    def test_nothing_if_log_probs_are_fast(self, gpu_with, settings):
+        gpu_with()
+        assert lines_without_flash_attn(SDPA, *settings) == []
 
 
-@pytest.mark.parametrize("refused", [(), (f"{ACTOR}.shuffle=True",)], ids=str)
-def test_the_lines_are_read_by_hydra(without, refused):
-    without()
-    [proposed] = lines(*refused, compose=hydra)
-    assert lines(*refused, *proposed, compose=hydra) == []
-    with_preset = ("+verl_ext=gdpo", "algorithm.adv_estimator=gdpo", "algorithm.rewards.keys=[a,b]")
-    assert judge(hydra(*with_preset, *refused, *proposed)).errors == []
+@pytest.mark.parametrize("not_packed", [(), (f"{ACTOR}.shuffle=True",)], ids=["packed", "padded"])
+def test_hydra_can_read_the_proposed_lines(gpu_with, not_packed):
+    gpu_with()
+    [proposed] = lines_without_flash_attn(*not_packed, compose=compose_with_hydra)
+    assert lines_without_flash_attn(*not_packed, *proposed, compose=compose_with_hydra) == []
+    preset = ("+verl_ext=gdpo", "algorithm.adv_estimator=gdpo", "algorithm.rewards.keys=[a,b]")
+    assert judge(compose_with_hydra(*preset, *not_packed, *proposed)).errors == []

@@ -76,7 +76,7 @@ FOR_RUNS_OF_VERL_EXT = (
     Rule(losses.balance_for_other_loss),
     Rule(losses.loss_against_drgrpo),
     Rule(losses.unknown_loss),
-    Rule(update.shorter_update),
+    Rule(update.faster_update),
     Rule(update.without_flash_attn),
 )
 """Settings of verl and verl_ext that do not do what they seem to do, or that end a run after hours."""

@@ -1,12 +1,11 @@
 """Change verl's FSDP engine according to the marks of a pass, and verify the result at the first pass.
 
-Packing must not change log-probabilities more than verl's own micro-batches do.
+Packing must not change log-probabilities more than the size of verl's own micro-batches does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -17,7 +16,7 @@ from verl_ext import hooks
 from verl_ext.errors import IntegrationError
 from verl_ext.update import SHARE_MARK, SKIP_MARK, pack, split
 from verl_ext.update.log_probs import log_probs
-from verl_ext.update.split import FIGURES, entry
+from verl_ext.update.split import METRICS, entry
 
 CHECKED = "_verl_ext_checked"
 """The attribute of an engine whose first pass was checked."""
@@ -45,56 +44,62 @@ def install() -> None:
 def wrap_forward_backward(
     original: Callable[..., Any], self: Any, data: Any, loss_function: Any, forward_only: bool = False
 ) -> Any:
-    """`forward_backward_batch(self, data, ...)`: check the engine once, and return the metrics of an update."""
-    share, skip = entry(data, SHARE_MARK, False), entry(data, SKIP_MARK, False)
+    """Wrap `forward_backward_batch(self, data, ...)`: check the engine once, and return the metrics of an update."""
+    share = entry(data, SHARE_MARK, False)
+    skip = entry(data, SKIP_MARK, False)
     if not (share or skip):
         return original(self, data, loss_function, forward_only)
     if share and not hasattr(self, CHECKED):
-        require_equal(self, data)
+        check_first_pass(self, data)
         setattr(self, CHECKED, True)
     # This must last until the backward pass is done, because gradient checkpointing computes the layers again.
     with computing(self, share=share):
         output = original(self, data, loss_function, forward_only)
     if not forward_only:
-        output["metrics"] |= {f"actor/{name}": [value] for name, value in entry(data, FIGURES).items()}
+        for name, value in entry(data, METRICS).items():
+            output["metrics"][f"actor/{name}"] = [value]
     return output
 
 
 @contextmanager
 def computing(engine: Any, *, share: bool) -> Iterator[None]:
     """Let an engine compute attention with `pack.attend`, and log-probabilities with `log_probs` without flash-attn."""
-    config, module = engine.module.config, cast("Any", transformer_impl)
-    usual = config._attn_implementation, module.logprobs_from_logits
+    config = engine.module.config
+    module = cast("Any", transformer_impl)
+    usual_attention = config._attn_implementation
+    usual_log_probs = module.logprobs_from_logits
     if share:
         config._attn_implementation = pack.ATTENTION
-    if not (find_spec("flash_attn") or find_spec("torch_npu")):
+    has_fast_log_probs = find_spec("flash_attn") or find_spec("torch_npu")
+    if not has_fast_log_probs:
         module.logprobs_from_logits = log_probs
     try:
         yield
     finally:
-        config._attn_implementation, module.logprobs_from_logits = usual
+        config._attn_implementation = usual_attention
+        module.logprobs_from_logits = usual_log_probs
 
 
-def require_equal(engine: Any, data: Any) -> None:
+def check_first_pass(engine: Any, data: Any) -> None:
     """Raise on all ranks if packing changes log-probabilities more than rounding does.
 
-    As many rows of the batch as fit into one micro-batch are computed three times: by verl's engine in one micro-batch,
-    by verl's engine in two micro-batches, and packed. The first two give the size of rounding. The rows are those of
-    the prompts with the most rows.
+    Some rows of the batch are computed three times: by verl's engine in one micro-batch, by verl's engine in two
+    micro-batches, and packed. The first two show the size of rounding.
     """
-    lengths, limit = split.row_lengths(data, share=True), split.token_limit(data)
-    chosen = [row for group in sorted(lengths.by_prompt(), key=len, reverse=True) for row in group]
-    sums = accumulate(lengths.apart([row]) for row in chosen)
-    chosen = chosen[: max(1, sum(tokens <= limit for tokens in sums))]
-    half = max(1, len(chosen) // 2)
-    whole = answer_log_probs(engine, data, chosen)
-    in_two = torch.cat([answer_log_probs(engine, data, part) for part in (chosen[:half], chosen[half:] or chosen)])
+    rows = rows_to_check(data)
+    half = max(1, len(rows) // 2)
+    first_half = rows[:half]
+    # If there is only one row, it is computed again without need: FSDP's ranks must make equally many passes.
+    second_half = rows[half:] or rows
+    in_one = response_log_probs(engine, data, rows)
+    halves = [response_log_probs(engine, data, first_half), response_log_probs(engine, data, second_half)]
+    in_two = torch.cat(halves)[: len(in_one)]
     with computing(engine, share=True):
-        packed = answer_log_probs(engine, data, chosen, share=True)
-    rounding = torch.finfo(getattr(engine, "_autocast_dtype", torch.bfloat16)).eps
-    excess = excess_of(packed, in_two[: len(whole)], whole, rounding)
+        packed = response_log_probs(engine, data, rows, share=True)
+    dtype = getattr(engine, "_autocast_dtype", torch.bfloat16)
+    excess = excess_over_rounding(packed, in_two, in_one, torch.finfo(dtype).eps)
     torch.distributed.all_reduce(excess, op=torch.distributed.ReduceOp.MAX, group=engine.get_data_parallel_group())
-    if not excess <= FACTOR:
+    if not excess <= FACTOR:  # also for NaN
         raise IntegrationError(
             f"algorithm.verl_ext.share_prompts=True changes the log-probabilities of {type(engine.module).__name__} "
             f"{float(excess):.0f} times as much as other sizes of verl's micro-batches do. Rounding explains a factor "
@@ -102,23 +107,42 @@ def require_equal(engine: Any, data: Any) -> None:
         )
 
 
-def answer_log_probs(engine: Any, data: Any, rows: Sequence[int], *, share: bool = False) -> torch.Tensor:
+def rows_to_check(data: Any) -> list[int]:
+    """Return as many rows as fit into one micro-batch of verl, at least one. Prompts with the most rows come first."""
+    lengths = split.read_lengths(data, share=True)
+    limit = split.token_limit(data)
+    rows: list[int] = []
+    for rows_of_prompt in sorted(lengths.group_by_prompt(lengths.rows), key=len, reverse=True):
+        for row in rows_of_prompt:
+            if rows and lengths.tokens_unshared([*rows, row]) > limit:
+                return rows
+            rows.append(row)
+    return rows
+
+
+def response_log_probs(engine: Any, data: Any, rows: Sequence[int], *, share: bool = False) -> torch.Tensor:
     """Return the log-probabilities of the responses in some rows, `[tokens]`; with `share` the rows are packed."""
     batch = tu.index_select_tensor_dict(data, list(rows))
     tu.assign_non_tensor(batch, **{SHARE_MARK: share, SKIP_MARK: False, "calculate_entropy": False})
     with torch.no_grad():
         _, output = engine.forward_step(batch, loss_function=None, forward_only=True)
     values: torch.Tensor = output["model_output"]["log_probs"].values()
-    return values[pack.answer_places(batch)[0] - 1].float()
+    places, _ = pack.response_places(batch)
+    return values[places - 1].float()  # verl keeps a log-probability at the token before the one that it is about
 
 
-def excess_of(packed: torch.Tensor, in_two: torch.Tensor, whole: torch.Tensor, rounding: float) -> torch.Tensor:
+def excess_over_rounding(
+    packed: torch.Tensor, in_two: torch.Tensor, in_one: torch.Tensor, rounding: float
+) -> torch.Tensor:
     """Return how many times as much packing changes log-probabilities as the size of micro-batches does."""
-    floor = (rounding * whole.new_tensor(ROUNDING)).clamp(min=FLOOR * float(whole.abs().max()))
-    return (change(packed, whole) / change(in_two, whole).maximum(floor)).max()
+    smallest = FLOOR * float(in_one.abs().max())
+    floor = (rounding * in_one.new_tensor(ROUNDING)).clamp(min=smallest)
+    allowed = change(in_two, in_one).maximum(floor)
+    return (change(packed, in_one) / allowed).max()
 
 
-def change(values: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
+def change(values: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """Return the mean absolute difference, and the mean of its top 1%."""
-    difference = (values - usual).abs()
-    return torch.stack([difference.mean(), difference.topk(-(-len(difference) // 100)).values.mean()])
+    difference = (values - reference).abs()
+    one_percent = -(-len(difference) // 100)  # rounded up
+    return torch.stack([difference.mean(), difference.topk(one_percent).values.mean()])

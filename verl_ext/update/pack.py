@@ -1,17 +1,33 @@
 """Compute each prompt once for all its responses in a micro-batch.
 
-Packed into one sequence, a prompt of P tokens with n responses of R tokens costs P + n R tokens instead of n (P + R):
+verl computes a prompt of P tokens with n responses of R tokens as n rows of P + R tokens. Here the prompt and its
+responses are one sequence of P + n R tokens, the *packed* sequence. Example: two prompts P and Q of 3 and 2 tokens. The
+responses a and b belong to P, the response c to Q.
 
-    prompt | response 1 | response 2 | ...        a token of a response sees the prompt and its own response
-    0 .. P | P ..       | P ..       | ...        positions as if each response alone followed the prompt
+    rows                P P P a a a | P P P b b | Q Q c c       15 tokens in verl's rows
+    number of a token   0 1 2 3 4 5   6 7 8 9 10  11 12 13 14
 
-The activations of the prompt receive the sum of the gradients of its responses. Loss and gradient therefore equal those
-of verl's engine up to floating-point error. The plan is an argument of the model's layers, because gradient
-checkpointing calls them again.
+    packed sequence     P P P | a a | b | Q Q | c               9 tokens
+    taken from          0 1 2   3 4   9   11 12  13             `taken`: numbers of tokens in the rows
+    place               0 1 2   3 4   5   6 7   8
+    position            0 1 2   3 4   3   0 1   2               as if each response alone followed its prompt
+
+    segment (queries)   keys that it sees, causally at its end
+    P    0-2            0-2
+    a    3-4            0-2 and 3-4
+    b    5              0-2 and 5
+    Q    6-7            6-7
+    c    8              6-7 and 8
+
+    logits needed at    2 3 4 (for a a a), 2 5 (for b b), 7 8 (for c c)       `predicting`: places in the sequence
+
+The last token of a response predicts nothing and is left out. The last token of a prompt predicts the first token of
+each of its responses. The activations of a prompt receive the sum of the gradients of its responses. Loss and gradient
+therefore equal those of verl's engine up to floating-point error.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -22,74 +38,111 @@ from verl.utils import tensordict_utils as tu
 
 from verl_ext.errors import IntegrationError, listed
 from verl_ext.update import SHARE_MARK
-from verl_ext.update.split import entry, row_lengths
+from verl_ext.update.split import entry, read_lengths
 
 logger = logging.getLogger("verl_ext")
 ATTENTION = "verl_ext_share_prompts"
 """The name of `attend` among transformers' attention functions. It has no mask function, so no mask is made."""
-ANSWERS = "verl_ext_answers"
+RESPONSES = "verl_ext_responses"
+"""The key under which `wrap_inputs` passes the responses of a micro-batch to `wrap_outputs`."""
+FLASH_DTYPES = (torch.bfloat16, torch.float16)
+FLASH_LARGEST_HEAD = 256
+Span = tuple[int, int]
+"""Consecutive places: the first, and the one after the last."""
 
 
 class Plan(NamedTuple):
-    """The attention of a micro-batch. A segment (prompt or response) sees the keys of its prompt and its own, causally.
+    """Which keys each segment (a prompt or a response) of the packed sequence sees.
 
-    FSDP passes integer tensors to every layer unchanged, but copies lists.
+    Each layer gets the plan as an argument, because gradient checkpointing calls the layers again. FSDP passes integer
+    tensors to every layer unchanged, but copies lists.
     """
 
-    keys: torch.Tensor  # places of each segment's keys
-    query_ends: torch.Tensor  # 0, and where each segment ends among the queries
+    keys: torch.Tensor
+    """The places of the keys of the first segment, then those of the second, and so on."""
+    query_ends: torch.Tensor
+    """0, and where the queries of each segment end in the packed sequence."""
     key_ends: torch.Tensor
-    most_queries: int  # of a segment
+    """0, and where the keys of each segment end in `keys`."""
+    most_queries: int
+    """The largest number of queries of a segment."""
     most_keys: int
 
 
-def pack(data: Any) -> tuple[torch.Tensor, torch.Tensor, Plan]:
-    """Return the packed sequence by places in the rows, the places in it that predict the responses, and its plan.
+class _Layout:
+    """The packed sequence, to which segments are added."""
 
-    The last token of a response predicts nothing and is excluded.
-    """
-    lengths, starts = row_lengths(data, share=True), data["input_ids"].offsets().tolist()
-    device, end = data["input_ids"].device, 0
-    taken, keys, sizes = [], [], []
-    predict: dict[int, list[tuple[int, int]]] = {}
-    for group in lengths.by_prompt():
-        first, length = starts[group[0]], lengths.prompt[group[0]]
-        prompt, end = (end, end + length), end + length
-        taken.append((first, first + length))
-        keys.append(prompt)
-        sizes.append((length, length))
-        for row in group:
-            begin, size = starts[row] + length, max(0, lengths.answer[row] - 1)
-            answer, end = (end, end + size), end + size
-            predict[row] = [(prompt[1] - 1, prompt[1]), answer][: lengths.answer[row]]
-            if size:
-                taken.append((begin, begin + size))
-                keys += [prompt, answer]
-                sizes.append((size, length + size))
-    ends = torch.tensor([(0, 0), *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32).T.contiguous().to(device)
-    plan = Plan(within(keys, device), *ends, *map(max, zip(*sizes, strict=True)))
-    return within(taken, device), within([span for row in sorted(predict) for span in predict[row]], device), plan
+    def __init__(self) -> None:
+        self.length = 0
+        self.taken: list[Span] = []
+        """Where the tokens of each segment are in the rows."""
+        self.keys: list[Span] = []
+        self.query_counts: list[int] = []
+        self.key_counts: list[int] = []
+
+    def add(self, first_token: int, count: int, prompt: Sequence[Span] = ()) -> Span:
+        """Add a segment that sees its prompt, if it has one, and itself. Return its span in the packed sequence."""
+        segment = (self.length, self.length + count)
+        self.length += count
+        self.taken.append((first_token, first_token + count))
+        key_spans = [*prompt, segment]
+        self.keys += key_spans
+        self.query_counts.append(count)
+        self.key_counts.append(sum(end - begin for begin, end in key_spans))
+        return segment
+
+    def plan(self, device: torch.device) -> Plan:
+        return Plan(
+            places_in(self.keys, device),
+            ends_of(self.query_counts).to(device),
+            ends_of(self.key_counts).to(device),
+            max(self.query_counts),
+            max(self.key_counts),
+        )
 
 
-def within(spans: Iterable[tuple[int, int]], device: torch.device) -> torch.Tensor:
-    """Return the places within some spans, each a begin and an end."""
+class Packed(NamedTuple):
+    """A packed micro-batch."""
+
+    taken: torch.Tensor
+    """The number in the rows of each token of the packed sequence."""
+    predicting: torch.Tensor
+    """The place in the packed sequence that predicts each token of the responses, row by row."""
+    plan: Plan
+
+
+def pack(data: Any) -> Packed:
+    """Pack the rows of a micro-batch."""
+    lengths = read_lengths(data, share=True)
+    row_starts = data["input_ids"].offsets().tolist()
+    device = data["input_ids"].device
+    layout = _Layout()
+    predicting_spans: dict[int, list[Span]] = {}
+    for rows_of_prompt in lengths.group_by_prompt(lengths.rows):
+        first_row = rows_of_prompt[0]
+        prompt_tokens = lengths.prompt_tokens[first_row]
+        prompt = layout.add(row_starts[first_row], prompt_tokens)
+        last_of_prompt = (prompt[1] - 1, prompt[1])
+        for row in rows_of_prompt:
+            response_tokens = lengths.response_tokens[row]
+            predicting_spans[row] = []
+            if response_tokens > 0:
+                predicting_spans[row].append(last_of_prompt)
+            if response_tokens > 1:
+                response = layout.add(row_starts[row] + prompt_tokens, response_tokens - 1, [prompt])
+                predicting_spans[row].append(response)
+    in_order_of_rows = [span for row in lengths.rows for span in predicting_spans[row]]
+    return Packed(places_in(layout.taken, device), places_in(in_order_of_rows, device), layout.plan(device))
+
+
+def places_in(spans: Iterable[Span], device: torch.device) -> torch.Tensor:
+    """Return all places in some spans, one after the other."""
     return torch.cat([torch.arange(begin, end) for begin, end in spans]).to(device)
 
 
-@cache
-def flash(device: str, dtype: torch.dtype, size: int, of_values: int) -> bool:
-    """Return whether torch's flash attention supports heads of this size; on a GPU, warn once if it does not."""
-    fits = dtype in (torch.bfloat16, torch.float16) and size == of_values and size % 8 == 0 and size <= 256
-    if device == "cuda" and not (fits and torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 0)):
-        logger.warning(
-            "algorithm.verl_ext.share_prompts=True is slow here, because torch's flash attention does not support %s "
-            "with a head size of %s on this GPU. Set algorithm.verl_ext.share_prompts=False if the update takes longer "
-            "than without it.",
-            dtype,
-            size,
-        )
-        return False
-    return fits and device in ("cuda", "meta")
+def ends_of(counts: Sequence[int]) -> torch.Tensor:
+    """Return 0, and where each of consecutive parts ends, as flash attention expects it."""
+    return torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
 
 def attend(
@@ -104,67 +157,143 @@ def attend(
     dropout: float = 0.0,
     **other: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Replace a model's attention.
+    """Compute a model's attention by the plan: `[1, head, token, size]` to `[1, token, head, size]`.
 
     The tokens of a prompt see the prompt. The tokens of a response see the prompt and their own response.
     """
-    wrong = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if other.get(name) is not None]
-    if plan is None or wrong:
-        why = f"uses {listed(wrong)}" if wrong else "does not receive the argument 'plan' of its layers"
-        raise IntegrationError(
-            f"algorithm.verl_ext.share_prompts=True does not support this model, because its attention {why}. Set "
-            "algorithm.verl_ext.share_prompts=False."
+    plan = require_supported(plan, other)
+    device_type = query.device.type
+    if query.dtype == torch.float32 and torch.is_autocast_enabled(device_type):  # some norms return fp32
+        dtype = torch.get_autocast_dtype(device_type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))  # each [token, head, size]
+    # Each segment gets a copy of the keys and values that it sees. The gradient of `embedding` adds the copies up.
+    keys = embedding(plan.keys, keys.flatten(1)).view(-1, *keys.shape[1:])
+    values = embedding(plan.keys, values.flatten(1)).view(-1, *values.shape[1:])
+    if flash_supports(device_type, queries.dtype, queries.shape[-1], values.shape[-1]):
+        output, *_ = torch.ops.aten._flash_attention_forward(
+            queries, keys, values, *plan[1:], dropout, True, False, scale=scaling
+        )  # causal, aligned at the end of each segment; without a mask for debugging
+        return output[None], None
+    return attend_by_segment(queries, keys, values, plan, scaling, dropout), None
+
+
+def require_supported(plan: Plan | None, other: dict[str, Any]) -> Plan:
+    """Return the plan. Raise if the model passes no plan on, or an argument that changes its attention."""
+    names = ("sliding_window", "softcap", "s_aux", "position_bias")
+    unsupported = [name for name in names if other.get(name) is not None]
+    if plan is not None and not unsupported:
+        return plan
+    reason = f"uses {listed(unsupported)}" if unsupported else "does not receive the argument 'plan' of its layers"
+    raise IntegrationError(
+        f"algorithm.verl_ext.share_prompts=True does not support this model, because its attention {reason}. Set "
+        "algorithm.verl_ext.share_prompts=False."
+    )
+
+
+@cache
+def flash_supports(device: str, dtype: torch.dtype, head_size: int, value_size: int) -> bool:
+    """Return whether torch's flash attention supports heads of this size; on a GPU, warn once if it does not."""
+    size_fits = head_size == value_size and head_size % 8 == 0 and head_size <= FLASH_LARGEST_HEAD
+    supported = size_fits and dtype in FLASH_DTYPES
+    if device == "cuda":
+        is_nvidia = torch.version.hip is None
+        supported = supported and is_nvidia and torch.cuda.get_device_capability() >= (8, 0)
+        if not supported:
+            logger.warning(
+                "algorithm.verl_ext.share_prompts=True is slow here, because torch's flash attention does not support "
+                "%s with a head size of %s on this GPU. Set algorithm.verl_ext.share_prompts=False if the update takes "
+                "longer than without it.",
+                dtype,
+                head_size,
+            )
+        return supported
+    return supported and device == "meta"
+
+
+def attend_by_segment(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    plan: Plan,
+    scaling: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Compute the attention of each segment by a call of its own. Return `[1, token, head, size]`."""
+    query_counts = plan.query_ends.diff().tolist()
+    key_counts = plan.key_ends.diff().tolist()
+    segments = zip(
+        split_tokens(queries, query_counts),
+        split_tokens(keys, key_counts),
+        split_tokens(values, key_counts),
+        strict=True,
+    )
+    outputs = []
+    for query, key, value in segments:
+        query_count, key_count = query.shape[2], key.shape[2]
+        prompt_tokens = key_count - query_count
+        visible = None  # a prompt is causal, for which torch needs no mask
+        if prompt_tokens:
+            visible = query.new_ones(query_count, key_count, dtype=torch.bool).tril(prompt_tokens)
+        output = scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=visible,
+            is_causal=visible is None,
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=True,
         )
-    if query.dtype == torch.float32 and torch.is_autocast_enabled(query.device.type):  # some norms return fp32
-        query, key, value = (x.to(torch.get_autocast_dtype(x.device.type)) for x in (query, key, value))
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # each [token, head, size]
-    k, v = (embedding(plan.keys, x.flatten(1)).view(-1, *x.shape[1:]) for x in (k, v))
-    if flash(q.device.type, q.dtype, q.shape[-1], v.shape[-1]):
-        out, *_ = torch.ops.aten._flash_attention_forward(q, k, v, *plan[1:], dropout, True, False, scale=scaling)
-        return out[None], None
-    options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling, "enable_gqa": True}
-    of_queries, of_keys = (ends.diff().tolist() for ends in (plan.query_ends, plan.key_ends))
-    sized = ((q, of_queries), (k, of_keys), (v, of_keys))
-    parts = (torch.split(x.transpose(0, 1)[None], sizes, dim=2) for x, sizes in sized)
-    segments = []
-    for q, k, v in zip(*parts, strict=True):
-        before = k.shape[2] - q.shape[2]
-        seen = q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(before) if before else None
-        segments.append(scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=not before, **options))
-    return torch.cat(segments, dim=2).transpose(1, 2), None
+        outputs.append(output)
+    return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+def split_tokens(vectors: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, ...]:
+    """Split `[token, head, size]` into one `[1, head, token, size]` for each segment."""
+    return torch.split(vectors.transpose(0, 1)[None], counts, dim=2)
 
 
 AttentionInterface.register(ATTENTION, attend)
 
 
-def answer_places(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the places of the response tokens in the rows, and where each response begins and ends among them."""
-    ids, sizes = data["input_ids"], row_lengths(data, share=False).answer
-    spans = ((end - size, end) for end, size in zip(ids.offsets()[1:].tolist(), sizes, strict=True))
-    return within(spans, ids.device), torch.tensor([0, *sizes], device=ids.device).cumsum(0)
+def response_places(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the numbers in the rows of all response tokens, and 0 and where each response ends among them."""
+    input_ids = data["input_ids"]
+    response_tokens = read_lengths(data, share=False).response_tokens
+    row_ends = input_ids.offsets()[1:].tolist()
+    spans = [(end - count, end) for end, count in zip(row_ends, response_tokens, strict=True)]
+    ends = torch.tensor([0, *response_tokens], device=input_ids.device).cumsum(0)
+    return places_in(spans, input_ids.device), ends
 
 
 def wrap_inputs(original: Callable[..., Any], self: Any, micro_batch: Any) -> Any:
-    """`prepare_model_inputs(self, micro_batch)`: the packed sequence, and logits for the response tokens only."""
+    """Wrap `prepare_model_inputs(self, micro_batch)`: the packed sequence, and logits for the response tokens only."""
     if not entry(micro_batch, SHARE_MARK, False):
         return original(self, micro_batch)
-    names = ("input_ids", "position_ids")
-    taken, predict, plan = pack(micro_batch)
-    places, offsets = answer_places(micro_batch)
-    # verl's arguments for a batch of only the responses fit their logits, except the labels.
-    answers = micro_batch.copy()
-    tu.assign_non_tensor(answers, use_remove_padding=True)
-    for name in names:
-        answers[name] = torch.nested.nested_tensor_from_jagged(micro_batch[name].values()[places], offsets)
-    inputs, arguments = original(self, answers)
-    if other := inputs.keys() - {*names, "attention_mask"}:
+    packed = pack(micro_batch)
+    places, ends = response_places(micro_batch)
+    # The logits are those of the response tokens. verl's arguments for them are those of a batch with only the
+    # responses, except the labels: verl would take the next token of such a batch.
+    responses = micro_batch.copy()
+    tu.assign_non_tensor(responses, use_remove_padding=True)
+    for name in ("input_ids", "position_ids"):
+        response_values = micro_batch[name].values()[places]
+        responses[name] = torch.nested.nested_tensor_from_jagged(response_values, ends)
+    inputs, arguments = original(self, responses)
+    arguments["input_ids_rmpad_rolled"] = responses["input_ids"].values()
+    arguments[RESPONSES] = (responses, places)
+    unsupported = inputs.keys() - {"input_ids", "position_ids", "attention_mask"}
+    if unsupported:
         raise IntegrationError(
-            f"algorithm.verl_ext.share_prompts=True does not support this model, because its inputs {listed(other)} "
-            "cannot be packed. Set algorithm.verl_ext.share_prompts=False."
+            f"algorithm.verl_ext.share_prompts=True does not support this model, because its inputs "
+            f"{listed(unsupported)} cannot be packed. Set algorithm.verl_ext.share_prompts=False."
         )
-    arguments |= {"input_ids_rmpad_rolled": answers["input_ids"].values(), ANSWERS: (answers, places)}
-    inputs |= {name: micro_batch[name].values()[taken][None] for name in names}
-    return {**inputs, "logits_to_keep": predict, "plan": plan}, arguments
+    for name in ("input_ids", "position_ids"):
+        inputs[name] = micro_batch[name].values()[packed.taken][None]
+    inputs["logits_to_keep"] = packed.predicting
+    inputs["plan"] = packed.plan
+    return inputs, arguments
 
 
 def wrap_outputs(
@@ -175,13 +304,16 @@ def wrap_outputs(
     micro_batch: Any,
     logits_processor_func: Any,
 ) -> Any:
-    """`prepare_model_outputs(self, ...)`: verl's outputs for the response tokens, at their places in the rows."""
-    if ANSWERS not in output_args:
+    """Wrap `prepare_model_outputs(self, ...)`: put the outputs for the response tokens at their places in the rows."""
+    if RESPONSES not in output_args:
         return original(self, output, output_args, micro_batch, logits_processor_func)
-    answers, places = output_args[ANSWERS]
-    offsets, in_rows = micro_batch["input_ids"].offsets(), {}
-    for name, values in original(self, output, output_args, answers, logits_processor_func).items():
-        whole = values.values().new_zeros(int(offsets[-1]))
-        whole = whole.index_put((places - 1,), values.values())  # the token before predicts
-        in_rows[name] = torch.nested.nested_tensor_from_jagged(whole, offsets)
-    return in_rows
+    responses, places = output_args[RESPONSES]
+    row_ends = micro_batch["input_ids"].offsets()
+    predicting_places = places - 1  # verl keeps an output at the token before the one that it is about
+    outputs = {}
+    for name, response_outputs in original(self, output, output_args, responses, logits_processor_func).items():
+        response_values = response_outputs.values()
+        row_values = response_values.new_zeros(int(row_ends[-1]))
+        row_values = row_values.index_put((predicting_places,), response_values)
+        outputs[name] = torch.nested.nested_tensor_from_jagged(row_values, row_ends)
+    return outputs
