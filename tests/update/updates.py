@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from verl_ext.cpu import patches
+from verl_ext.cpu.platform import pad_without_flash_attn
 from verl_ext.update.split import row_lengths
 
 GPU = torch.cuda.is_available()
@@ -165,7 +165,7 @@ def rows(count, live, *, seed, nested, widths=WIDTHS, lengths=None, group=1) -> 
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import left_right_2_no_padding
 
-    patches.padding(attention_utils)  # for a process that is not switched to the CPU
+    pad_without_flash_attn(attention_utils)  # for a process that is not switched to the CPU
     random = torch.Generator().manual_seed(seed)
     if lengths is None:
         prompts, answers = (torch.randint(width // 3, width + 1, (count,), generator=random) for width in widths)
