@@ -106,7 +106,7 @@ if [[ ! -d data/quickstart ]]; then
   # Generating the task takes one core. The other core compiles the modules that verl's processes import. Container
   # images often set PYTHONDONTWRITEBYTECODE, but without bytecode files the imports of each process take twice as long.
   start env -u PYTHONDONTWRITEBYTECODE VERL_PLATFORM=cpu "$python" -c \
-    "import verl.trainer.main_ppo, verl.workers.engine_workers, verl_ext.cpu.server" >"$output/imports.txt" 2>&1
+    "import verl.trainer.main_ppo, verl.workers.engine_workers, verl_ext.cpu.rollout" >"$output/imports.txt" 2>&1
 fi
 supervised "$python" recipes/quickstart/prepare_data.py
 

@@ -50,7 +50,7 @@ FILES = {
     "after": ("[ppo_trainer, _self_, verl_ext: dgpo]", (), "_self_"),
     "on the command line, to a file on another": ("[theirs, _self_]", ("+verl_ext=dgpo",), "algorithm.dgpo.dqw"),
     "after a part of the file": ("[theirs, verl_ext: dgpo, _self_]", (), "algorithm.dgpo.dqw"),
-    "in a list there": ("[ppo_trainer, _self_]", ("+verl_ext=[separate_async,dgpo]",), "algorithm.dgpo.dqw_temp"),
+    "in a list there": ("[ppo_trainer, _self_]", ("+verl_ext=[cpu,dgpo]",), "algorithm.dgpo.dqw_temp"),
     "of another estimator": ("[ppo_trainer, verl_ext: hadw, _self_]", ("algorithm.adv_estimator=dgpo",), "hadw"),
 }  # fmt: skip
 

@@ -258,7 +258,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     ),
     "KL of one combined reward": ("algorithm.adv_estimator=drgrpo", *DRGRPO, "algorithm.use_kl_in_reward=True"),
     "the center of a list without std": (COMPOSE, "+algorithm.compose.steps=[weighted_sum,center]", STD),
-    "a preset beside another": ("+verl_ext=[separate_async,hadw]",),
+    "a preset beside another": ("+verl_ext=[cpu,hadw]",),
     "grpo with logged rewards": (GRPO, TWO, GSM8K),
     "any_reward": (*GDPO[:1], "+algorithm.rewards.keys=[acc]", FILTER, ANY_REWARD),
     "accuracy_between": (*GDPO, FILTER, BETWEEN, BOUNDS, ACC),

@@ -1,4 +1,4 @@
-"""A tiny model, and the embedded rollout's server without Ray, as tests ask it."""
+"""A tiny model, and the embedded rollout's server in this process, without Ray."""
 
 import asyncio
 import threading
@@ -8,8 +8,9 @@ import pytest
 
 from tests import tiny_model
 
-PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-CONFIG = SimpleNamespace(
+SAMPLING_PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+"""What verl's agent loops send with a request."""
+ROLLOUT_CONFIG = SimpleNamespace(
     dtype="float32",
     seed=7,
     prompt_length=16,
@@ -19,6 +20,7 @@ CONFIG = SimpleNamespace(
     ignore_eos=False,
     engine_kwargs={},
 )
+"""The settings of `actor_rollout_ref.rollout` that the server reads."""
 
 
 @pytest.fixture(scope="session")
@@ -36,52 +38,55 @@ def model(tokenizer):
 
 
 @pytest.fixture
-def make(tiny, monkeypatch):
-    """A server without Ray; verl's model configuration is reduced to what the server reads."""
+def make_server(tiny, monkeypatch):
+    """Return a function that makes a server without weights; verl's model configuration is reduced to what it reads."""
     from transformers import AutoConfig
 
-    from verl_ext.cpu import server as server_module
-    from verl_ext.cpu.server import EmbeddedServer
+    from verl_ext.cpu import rollout
 
-    monkeypatch.setattr(server_module, "omega_conf_to_dataclass", lambda config: config)
+    monkeypatch.setattr(rollout, "omega_conf_to_dataclass", lambda config: config)
     hf_config = AutoConfig.from_pretrained(tiny / "model", attn_implementation="sdpa")
 
-    def build(replica_rank=0, eos=None, **settings):
-        tokenizer = tiny_model.make_tokenizer()
+    def make(replica_rank=0, eos=None, **settings):
         generation_config = None if eos is None else SimpleNamespace(eos_token_id=eos)
-        model_config = SimpleNamespace(tokenizer=tokenizer, hf_config=hf_config, generation_config=generation_config)
-        return EmbeddedServer(SimpleNamespace(**{**vars(CONFIG), **settings}), model_config, replica_rank)
+        model_config = SimpleNamespace(
+            tokenizer=tiny_model.make_tokenizer(), hf_config=hf_config, generation_config=generation_config
+        )
+        config = SimpleNamespace(**{**vars(ROLLOUT_CONFIG), **settings})
+        return rollout.EmbeddedServer(config, model_config, replica_rank)
 
-    return build
+    return make
 
 
 @pytest.fixture
-def served(make, model):
-    """Runs a scenario with a server that has the model's weights."""
+def run_with_server(make_server, model):
+    """Return a function that runs a coroutine function with a server that has the model's weights."""
 
     def run(scenario, *, step=0, **settings):
-        async def begin():
-            server = make(**settings)
-            await ready(server, model, step)
+        async def start_and_run():
+            server = make_server(**settings)
+            await send_weights(server, model, step)
             return await scenario(server)
 
-        return asyncio.run(begin())
+        return asyncio.run(start_and_run())
 
     return run
 
 
-async def ready(server, model, step=0):
-    """Give it weights as the trainer sends them: a tied output layer comes once."""
+async def send_weights(server, model, step=0):
+    """Send all weights to a server as the trainer does: a tied output layer comes once."""
     await server.load_weights(list(model.named_parameters()))
     await server.finish_weights(step)
 
 
-def ask(server, prompt, **settings):
-    return asyncio.ensure_future(server.generate(prompt, {**PARAMS, **settings}, "id"))
+def send_request(server, prompt, **sampling_params):
+    """Send a request; return the future of its response."""
+    params = {**SAMPLING_PARAMS, **sampling_params}
+    return asyncio.ensure_future(server.generate(prompt, params, "id"))
 
 
-class Flag(threading.Event):
-    """An abort flag that counts how often it was read: the running batch reads it before every token."""
+class CountingFlag(threading.Event):
+    """An abort flag that counts how often it was read: the running batch reads it after each token."""
 
     reads = 0
 
@@ -90,10 +95,10 @@ class Flag(threading.Event):
         return super().is_set()
 
 
-async def begin(server, prompt, **settings):
-    """A request whose batch has drawn a few tokens."""
-    server._abort = Flag()
-    asked = ask(server, prompt, **settings)
-    while server._abort.reads < 4 and not asked.done():
+async def start_generating(server, prompt, **sampling_params):
+    """Send a request, and wait until its batch has sampled a few tokens; return the future of the response."""
+    server._abort = CountingFlag()
+    response = send_request(server, prompt, **sampling_params)
+    while server._abort.reads < 4 and not response.done():
         await asyncio.sleep(0.01)
-    return asked
+    return response

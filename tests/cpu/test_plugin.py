@@ -1,4 +1,4 @@
-"""In processes of their own: what the plugin does at import cannot be undone in this one."""
+"""The plugin in processes of its own, because what it does at import cannot be undone in this process."""
 
 import os
 from types import SimpleNamespace
@@ -6,37 +6,39 @@ from types import SimpleNamespace
 import pytest
 
 from tests import fresh
-from verl_ext.cpu import patches
+from verl_ext.cpu import platform
 
 
-def python(code, **environment):
-    """Run the code in a fresh interpreter without anything asked for; return what it prints."""
-    env = {k: v for k, v in os.environ.items() if k not in ("VERL_PLATFORM", "VERL_ENGINE_DEVICE")}
-    done = fresh.run(code, environment={**env, **environment})
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+def run_python(code, **environment):
+    """Run code in a new interpreter that is not switched to the CPU; return the lines that it prints."""
+    inherited = dict(os.environ)
+    for name in ("VERL_PLATFORM", "VERL_ENGINE_DEVICE"):
+        inherited.pop(name, None)
+    result = fresh.run(code, environment={**inherited, **environment})
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
 
 
-PLACES = """
+IS_CHANGED = """
 import os, verl
 import verl_ext.cpu.plugin
-import verl.utils.distributed, verl.utils.model, verl.checkpoint_engine.base
+import verl.utils.distributed, verl.utils.model
 from verl.plugin.platform import PlatformRegistry
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 from verl.workers.rollout.replica import RolloutReplicaRegistry
-changed = [
-    PlatformRegistry.get("cpu") is not None,
-    ("embedded", "async") in _ROLLOUT_REGISTRY,
-    "embedded" in RolloutReplicaRegistry._registry,
-    "ray" in verl.checkpoint_engine.base.CheckpointEngineRegistry._registry,
-    hasattr(verl.utils.distributed.initialize_global_process_group_ray, "__wrapped__"),
-    hasattr(verl.utils.model.load_valuehead_model, "__wrapped__"),
-    "VERL_PLATFORM" in os.environ,
-    "VERL_ENGINE_DEVICE" in os.environ,
-]
-print(*sorted(set(changed)))
+is_changed = {
+    "platform": PlatformRegistry.get("cpu") is not None,
+    "adapter": ("embedded", "async") in _ROLLOUT_REGISTRY,
+    "replica": "embedded" in RolloutReplicaRegistry._registry,
+    "process group": hasattr(verl.utils.distributed.initialize_global_process_group_ray, "__wrapped__"),
+    "critic": hasattr(verl.utils.model.load_valuehead_model, "__wrapped__"),
+    "VERL_PLATFORM": "VERL_PLATFORM" in os.environ,
+    "VERL_ENGINE_DEVICE": "VERL_ENGINE_DEVICE" in os.environ,
+}
+print("changed:", *(name for name, changed in is_changed.items() if changed))
+print("unchanged:", *(name for name, changed in is_changed.items() if not changed))
 """
-SEEN = """
+PLATFORM_OF_VERL = """
 from verl.utils.device import get_device_name, get_device_id, get_nccl_backend, get_resource_name
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import get_rollout_replica_class
@@ -45,12 +47,18 @@ print(get_rollout_class("embedded").__name__, get_rollout_replica_class("embedde
 """
 
 
-def test_verl_changes_only_where_the_cpu_is_asked_for_and_sees_it_there():
-    assert python(PLACES) == ["False"]
-    assert python(PLACES + SEEN, VERL_PLATFORM="cpu") == ["True", "cpu cpu gloo GPU", "EmbeddedRollout EmbeddedReplica"]
+def test_verl_is_unchanged_unless_the_cpu_is_requested():
+    assert run_python(IS_CHANGED)[0] == "changed:"
 
 
-def test_with_a_gpus_platform_a_configuration_of_verls_own_stays_with_it():
+def test_verl_uses_the_platform_and_the_rollout_if_the_cpu_is_requested():
+    _, unchanged, device, rollout = run_python(IS_CHANGED + PLATFORM_OF_VERL, VERL_PLATFORM="cpu")
+    assert unchanged == "unchanged:"
+    assert device == "cpu cpu gloo GPU"
+    assert rollout == "EmbeddedRollout EmbeddedReplica"
+
+
+def test_on_a_machine_with_a_gpu_verls_own_cpu_setting_keeps_the_gpu_platform():
     code = """
 import verl
 from omegaconf import OmegaConf
@@ -62,19 +70,19 @@ config = OmegaConf.create({"trainer": {"device": "cpu"}, "actor_rollout_ref": {}
 auto_set_device(config)
 print(get_platform().device_name, config.trainer.device)
 """
-    assert python(code) == ["cuda cuda"]
+    assert run_python(code) == ["cuda cuda"]
 
 
-VISIBLE = "import os, verl_ext.cpu.plugin; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
-CLUSTER = f"""
-{VISIBLE}
+PRINT_VISIBLE = "import os, verl_ext.cpu.plugin; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+PRINT_VISIBLE_IN_CLUSTER = f"""
+{PRINT_VISIBLE}
 import ray, sys, subprocess, tempfile
 
 @ray.remote(num_gpus=1)
 def visible():
     import verl_ext.cpu.plugin
-    below = subprocess.run([sys.executable, "-c", {VISIBLE!r}], capture_output=True, text=True).stdout.strip()
-    return os.environ.get("CUDA_VISIBLE_DEVICES"), below
+    child = subprocess.run([sys.executable, "-c", {PRINT_VISIBLE!r}], capture_output=True, text=True)
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), child.stdout.strip()
 
 with tempfile.TemporaryDirectory(prefix="ve-", dir="/tmp", ignore_cleanup_errors=True) as folder:
     ray.init(address="local", num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
@@ -84,28 +92,38 @@ with tempfile.TemporaryDirectory(prefix="ve-", dir="/tmp", ignore_cleanup_errors
 
 
 def test_gpus_that_a_driver_hides_stay_hidden_in_the_processes_of_its_cluster():
-    """Ray rejects its virtual slots where the variable is empty, so a driver must not have it."""
-    assert python(VISIBLE, VERL_PLATFORM="", CUDA_VISIBLE_DEVICES="") == [""]
-    assert python(CLUSTER, VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES="")[-2:] == ["None", "|"]
-    assert python(CLUSTER, VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES="0")[-2:] == ["0", "0|0"]
+    """Ray rejects its virtual slots if the variable is empty in the driver, so the driver must not have it."""
+    driver, worker_and_child = run_python(PRINT_VISIBLE_IN_CLUSTER, VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES="")[-2:]
+    assert driver == "None"
+    assert worker_and_child == "|"  # empty in both
+
+
+def test_gpus_that_a_driver_shows_stay_visible_in_the_processes_of_its_cluster():
+    driver, worker_and_child = run_python(PRINT_VISIBLE_IN_CLUSTER, VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES="0")[-2:]
+    assert driver == "0"
+    assert worker_and_child == "0|0"
+
+
+def test_without_the_cpu_an_empty_variable_stays_as_it_is():
+    assert run_python(PRINT_VISIBLE, VERL_PLATFORM="", CUDA_VISIBLE_DEVICES="") == [""]
 
 
 def test_a_reference_model_is_offloaded_without_pinned_memory():
     module = SimpleNamespace(CPUOffloadPolicy=lambda pin_memory=True: pin_memory)
-    patches.offload_policy(module)
+    platform.offload_without_pinned_memory(module)
     assert module.CPUOffloadPolicy(pin_memory=True) is False
 
 
-def test_without_flash_attention_sequences_are_padded_and_back(monkeypatch):
+def test_without_flash_attention_sequences_are_padded_and_unpadded(monkeypatch):
     import torch
 
-    monkeypatch.setattr(patches, "find_spec", lambda name: None)
+    monkeypatch.setattr(platform, "find_spec", lambda name: None)
     module = SimpleNamespace(_get_attention_functions=lambda: pytest.fail("needs flash-attn"))
-    patches.padding(module)
-    take, pad, _, unpad = module._get_attention_functions()
+    platform.pad_without_flash_attn(module)
+    index_first_axis, pad, _, unpad = module._get_attention_functions()
     mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
     rows = torch.arange(6.0).view(2, 3, 1)
-    flat, indices, offsets, longest, _ = unpad(rows, mask)
+    tokens, indices, offsets, longest, _ = unpad(rows, mask)
     assert (indices.tolist(), offsets.tolist(), int(longest)) == ([1, 2, 3], [0, 2, 3], 2)
-    assert torch.equal(take(rows.view(6, 1), indices), flat)
-    assert torch.equal(pad(flat, indices, 2, 3), rows * mask[:, :, None])
+    assert torch.equal(index_first_axis(rows.view(6, 1), indices), tokens)
+    assert torch.equal(pad(tokens, indices, 2, 3), rows * mask[:, :, None])

@@ -4,6 +4,7 @@ import pandas
 import pytest
 
 from tests.end_to_end import agents
+from tests.end_to_end.ray_checkpoint_engine import SEPARATE_ASYNC
 from tests.end_to_end.run import FINDS_TESTS
 from tests.end_to_end.test_training import TIMEOUT, state
 from verl_ext import Batch, Settings, build
@@ -101,12 +102,12 @@ def test_the_history_ticks_once_an_update_and_goes_on_with_a_pool_of_its_own(sta
     """What a step trains on depends on which answers were ready: the history is checked by what is carried on."""
     updates = "trainer.v1.separate_async.parameter_sync_step=2"  # in a step
     overrides = ("algorithm.adv_estimator=hadw", "data.train_batch_size=16", updates, "trainer.save_freq=1")
-    given = (*overrides, *ESTIMATORS["hadw"])
-    first = start("run", *given, steps=1, configuration="[cpu,separate_async,hadw]")
+    given = (*overrides, *ESTIMATORS["hadw"], *SEPARATE_ASYNC)
+    first = start("run", *given, steps=1, configuration="[cpu,hadw]", env=FINDS_TESTS)
     assert first.wait(TIMEOUT) == 0, first.tail()
     before = history(first, 1)
     assert before["updates"] == 2
-    again = start("run", *given, steps=2, configuration="[cpu,separate_async,hadw]")
+    again = start("run", *given, steps=2, configuration="[cpu,hadw]", env=FINDS_TESTS)
     assert again.wait(TIMEOUT) == 0, again.tail()
     assert sorted(again.metrics) == [2]
     after = history(again, 2)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from verl_ext.cpu import patches
+from verl_ext.cpu.platform import pad_without_flash_attn
 from verl_ext.update.split import read_lengths
 
 GPU = torch.cuda.is_available()
@@ -174,7 +174,7 @@ def random_rows(count, has_advantage, *, seed, nested, widths=WIDTHS, lengths=No
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import left_right_2_no_padding
 
-    patches.padding(attention_utils)  # for a process that is not switched to the CPU
+    pad_without_flash_attn(attention_utils)  # for a process that is not switched to the CPU
     random = torch.Generator().manual_seed(seed)
     if lengths is None:
         prompt_tokens, response_tokens = (

@@ -1,7 +1,7 @@
 """Presets: `+verl_ext=gdpo` adds the settings of gdpo to verl's configuration, each with its default.
 
 They are in Hydra's ConfigStore in every process that imports verl with its plugins. The preset of an estimator is made
-from the dataclasses of its settings and from the `preset` of its `Method`. Presets for machines and trainers are files.
+from the dataclasses of its settings and from the `preset` of its `Method`. The preset `cpu` is a file.
 """
 
 import dataclasses

@@ -18,61 +18,76 @@ from verl_ext.hooks import after_import, resolve, wrap
 
 HIDDEN = "VERL_EXT_CPU_GPUS_HIDDEN"
 """Set by a driver whose CUDA_VISIBLE_DEVICES was empty; the processes of its Ray cluster inherit it."""
+PATCHES = {
+    "verl.plugin.platform.platform_manager": "register_platform",
+    "verl.trainer.ppo.v1.replay_buffer": "poll_often",
+    "verl.utils.attention_utils": "pad_without_flash_attn",
+    "verl.utils.dataset.rl_dataset": "count_prompts",
+    "verl.utils.distributed": "use_one_backend",
+    "verl.utils.model": "use_configured_attention",
+    "verl.workers.engine.fsdp.transformer_impl": "offload_without_pinned_memory",
+}
+"""Modules of verl, and the function of `verl_ext.cpu.platform` that changes each of them after its import."""
+ROLLOUT = "embedded"
+"""The name of the rollout: `actor_rollout_ref.rollout.name`."""
 
 
 @functools.cache
 def activate() -> None:
     """Switch this process to the CPU: schedule the platform, the patches and the embedded rollout."""
     os.environ["VERL_PLATFORM"] = "cpu"
-    # Where it is empty, which says "no GPU", Ray rejects its virtual slots: only the workers have it again.
-    in_worker = "RAY_RAYLET_PID" in os.environ
-    if not in_worker and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        del os.environ["CUDA_VISIBLE_DEVICES"]
-        os.environ[HIDDEN] = "1"
-    elif in_worker and HIDDEN in os.environ:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # verl registers its engines under an accelerator's name; the FSDP engine needs no accelerator.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
-    after_import("verl.plugin.platform.platform_manager", _register_platform)
-    adapter = {("embedded", "async"): "verl_ext.cpu.rollout.EmbeddedRollout"}
-    after_import("verl.workers.rollout.base", lambda module: module._ROLLOUT_REGISTRY.update(adapter))
-    replica = functools.partial(resolve, "verl_ext.cpu.rollout:EmbeddedReplica")
-    after_import(
-        "verl.workers.rollout.replica", lambda module: module.RolloutReplicaRegistry.register("embedded", replica)
-    )
-    after_import("verl.checkpoint_engine.base", _register_checkpoint_engine)
-    from verl_ext.cpu.patches import PATCHES
+    _hide_gpus_only_in_workers()
+    for module_name, patch_name in PATCHES.items():
+        after_import(module_name, functools.partial(_apply, patch_name))
+    after_import("verl.workers.rollout.base", _register_adapter)
+    after_import("verl.workers.rollout.replica", _register_replica)
 
-    for module_name, patch in PATCHES.items():
-        after_import(module_name, patch)
+
+def _hide_gpus_only_in_workers() -> None:
+    """Remove an empty CUDA_VISIBLE_DEVICES, which says "no GPU", from the driver, and restore it in the workers.
+
+    With the empty variable in the driver, Ray rejects its virtual slots.
+    """
+    is_worker = "RAY_RAYLET_PID" in os.environ
+    if not is_worker and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+        os.environ[HIDDEN] = "1"
+    elif is_worker and HIDDEN in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _apply(patch_name: str, module: ModuleType) -> None:
+    patch = resolve(f"verl_ext.cpu.platform:{patch_name}")
+    patch(module)
+
+
+def _register_adapter(base: ModuleType) -> None:
+    base._ROLLOUT_REGISTRY[ROLLOUT, "async"] = "verl_ext.cpu.rollout.EmbeddedRollout"
+
+
+def _register_replica(replica: ModuleType) -> None:
+    load_class = functools.partial(resolve, "verl_ext.cpu.rollout:EmbeddedReplica")
+    replica.RolloutReplicaRegistry.register(ROLLOUT, load_class)
 
 
 def _set_device(original: Callable[..., Any], config: Any) -> None:
     """Read the configuration before verl uses it: `main_ppo.main` calls `auto_set_device` first."""
     from verl_ext.checks.on_cpu import asks_for_cpu
-    from verl_ext.cpu import sizes
+    from verl_ext.cpu.sizes import set_open_sizes
 
     if asks_for_cpu(config):
         activate()
-        sizes.fill(config)
+        set_open_sizes(config)
     else:
         original(config)
 
 
-def _register_platform(module: ModuleType) -> None:
-    from verl_ext.cpu.platform import NAME, CPUPlatform
-
-    manager: Any = module
-    manager.PlatformRegistry.register(NAME)(CPUPlatform)
-    if manager._current_platform is not None and manager._current_platform.device_name != NAME:
-        # In the driver verl chose its platform before the configuration was read.
-        manager._current_platform = CPUPlatform()
+def _wrap_auto_set_device(device: ModuleType) -> None:
+    wrap(device, "auto_set_device", _set_device)
 
 
-def _register_checkpoint_engine(_module: ModuleType) -> None:
-    import verl_ext.cpu.weights  # noqa: F401 - registers itself
-
-
-after_import("verl.utils.device", lambda module: wrap(module, "auto_set_device", _set_device))
+after_import("verl.utils.device", _wrap_auto_set_device)
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     activate()

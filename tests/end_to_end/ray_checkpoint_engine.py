@@ -1,30 +1,27 @@
-"""Send weights from the trainer's ranks to rollouts in other processes, through Ray's queues.
+"""A checkpoint engine that works on the CPU, with which `separate_async` trains in tests.
 
-verl's own checkpoint engines for a separate rollout (nccl, nixl, ...) all need an accelerator.
+verl's own checkpoint engines for a separate rollout (nccl, nixl, ...) all need an accelerator. This one sends weights
+from the trainer's ranks to rollouts in other processes through Ray's queues. verl imports the module because
+`SEPARATE_ASYNC` names it.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable
+from collections.abc import AsyncGenerator, Generator
 from typing import Any, ClassVar
 
-import torch
 from ray.util.queue import Queue
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
-from verl.workers.rollout.utils import ensure_async_iterator
 
-Weight = tuple[str, torch.Tensor]
+from verl_ext.cpu.rollout import Weight, buckets
 
-
-async def buckets(weights: Iterable[Weight] | AsyncIterable[Weight], max_bytes: int) -> AsyncIterator[list[Weight]]:
-    """Yield lists of weights with at most `max_bytes` bytes each; a larger weight has a list for itself."""
-    bucket: list[Weight] = []
-    size = 0
-    async for name, tensor in ensure_async_iterator(weights):
-        if bucket and size + tensor.nbytes > max_bytes:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, tensor.detach().cpu()))
-        size += tensor.nbytes
-    yield bucket
+ENGINE = "actor_rollout_ref.rollout.checkpoint_engine"
+SEPARATE_ASYNC = (
+    "trainer.v1.trainer_mode=separate_async",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    f"{ENGINE}.backend=ray",
+    f"{ENGINE}.custom_backend_module={__name__}",
+)
+"""Overrides of the preset `cpu`: one rank trains, and another process generates."""
 
 
 @CheckpointEngineRegistry.register("ray")
@@ -35,7 +32,7 @@ class RayCheckpointEngine(CheckpointEngine):
     `prepare`, `build_topology` in the driver, `init_process_group`, then sending and receiving at once, `finalize`.
     """
 
-    kept: ClassVar[list[Queue]] = []
+    queues_of_run: ClassVar[list[Queue]] = []
     """The driver's queues, which serve every update of the run."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
@@ -48,19 +45,16 @@ class RayCheckpointEngine(CheckpointEngine):
 
     @classmethod
     def build_topology(
-        cls,
-        actor_wg_world_size: int,
-        rollout_world_size: int,
-        metadata: list[dict[str, Any]],  # noqa: ARG003
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """Rank 0 of the trainer gets every queue, its other ranks none, each rollout its own."""
-        while len(cls.kept) < rollout_world_size:
-            cls.kept.append(Queue(maxsize=2, actor_options={"num_cpus": 0}))
-        queues = cls.kept[:rollout_world_size]
-        none: list[list[Queue]] = [[] for _ in range(actor_wg_world_size - 1)]
-        return {"queues": [queues, *none]}, {"queues": [[queue] for queue in queues]}
+        while len(cls.queues_of_run) < rollout_world_size:
+            cls.queues_of_run.append(Queue(maxsize=2, actor_options={"num_cpus": 0}))
+        queues = cls.queues_of_run[:rollout_world_size]
+        of_other_ranks: list[list[Queue]] = [[] for _ in range(actor_wg_world_size - 1)]
+        return {"queues": [queues, *of_other_ranks]}, {"queues": [[queue] for queue in queues]}
 
-    def init_process_group(self, queues: list[Queue]) -> None:  # type: ignore[override]
+    def init_process_group(self, queues: list[Queue]) -> None:
         self.queues = queues
 
     def finalize(self) -> None:
@@ -74,9 +68,7 @@ class RayCheckpointEngine(CheckpointEngine):
         for queue in self.queues:
             await queue.put_async(None)
 
-    async def receive_weights(  # type: ignore[override]
-        self, global_steps: int | None = None
-    ) -> AsyncGenerator[Weight, None]:
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[Weight, None]:
         """Yield the weights that rank 0 sends, until its None."""
         (queue,) = self.queues
         while (bucket := await queue.get_async()) is not None:
