@@ -155,12 +155,11 @@ def logged_metrics() -> set[str]:
     """Return the names of the metrics of gdpo with a conditioned reward, of dgpo and of hadw."""
     rewards = {"keys": ["hard", "easy"], "conditions": {"easy": {"reward": "hard", "at_least": 1}}}
     columns = {"score": [2.0, 1.0], "hard": [1.0, 0.0], "easy": [1.0, 1.0]}
-    one_group = ["a", "a"]
-    return {
-        *metrics_of("gdpo", columns["score"], one_group, config={"rewards": rewards}, components=columns),
-        *metrics_of("dgpo", columns["hard"], one_group, config={}),
-        *metrics_of("hadw", columns["hard"], one_group, config={}),
-    }
+    uids = ["a", "a"]
+    of_gdpo = metrics_of("gdpo", columns["score"], uids, config={"rewards": rewards}, components=columns)
+    of_dgpo = metrics_of("dgpo", columns["hard"], uids, config={})
+    of_hadw = metrics_of("hadw", columns["hard"], uids, config={})
+    return set(of_gdpo) | set(of_dgpo) | set(of_hadw)
 
 
 def test_metrics_page_names_every_metric_that_a_run_logs():

@@ -48,11 +48,11 @@ def lines_with(word: re.Pattern[str], path: Path) -> list[str]:
 @pytest.mark.parametrize("pattern", FORBIDDEN)
 def test_no_text_has_a_forbidden_word(pattern: str) -> None:
     word = matcher(pattern)
-    found = []
+    lines = []
     for path in FILES:
         if str(path) not in EXCEPTIONS:
-            found += lines_with(word, path)
-    assert found == [], f"use {FORBIDDEN[pattern]}"
+            lines += lines_with(word, path)
+    assert lines == [], f"use {FORBIDDEN[pattern]}"
 
 
 @pytest.mark.parametrize("name", EXCEPTIONS)

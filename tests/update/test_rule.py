@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.checks.fixes import ways
+from tests.checks.fix_overrides import fix_alternatives
 from tests.configs import compose as hydra
 from tests.configs import compose_quickly as compose
 from verl_ext.checks.judge import judge
@@ -51,7 +51,7 @@ NOT_PACKED = {
 
 def assert_fixes(error, line, setting, overrides):
     """An error names the line and the setting, with values with which it does not come again."""
-    other, off = (added for added, _ in ways(error.fix))
+    other, off = (added for added, _ in fix_alternatives(error.fix))
     assert any(text.startswith(f"{line}=") for text in other)
     assert off == [f"{setting}=False"]
     for added in (other, off):
@@ -71,7 +71,7 @@ def test_leaving_rows_out_is_refused_for_every_estimator(line, estimator):
 def test_computing_a_prompt_once_is_refused(line):
     run = ("algorithm.adv_estimator=grpo", *NOT_PACKED[line])
     errors = judge(compose(*run, *PACKED)).errors
-    lines = [next(ways(error.fix))[0][-1].partition("=")[0] for error in errors]
+    lines = [next(fix_alternatives(error.fix))[0][-1].partition("=")[0] for error in errors]
     assert line in lines
     for named, error in zip(lines, errors, strict=True):
         assert_fixes(error, named, SHARE, (*run, *PACKED))
@@ -133,7 +133,7 @@ def without(monkeypatch):
 def lines(*overrides, compose=compose):
     """The lines to set where flash-attn is missing."""
     findings = judge(compose("algorithm.adv_estimator=grpo", *overrides)).findings
-    return [next(ways(finding.fix))[0] for finding in findings if "flash-attn" in str(finding)]
+    return [next(fix_alternatives(finding.fix))[0] for finding in findings if "flash-attn" in str(finding)]
 
 
 SDPA = f"++{MODEL}.override_config.attn_implementation=sdpa"
