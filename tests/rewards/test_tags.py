@@ -21,10 +21,10 @@ PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<response>", "<
 
 
 def well_formed_pieces(sections: tuple[Section, ...]) -> list[str]:
-    """Return the tags of the sections and the line breaks between them."""
-    text = "\n".join(f"{section.start}|{section.end}" for section in sections)
-    pieces = re.split(r"(</?\w+>|\n|\|)", text)
-    return [piece for piece in pieces if piece not in ("", "|")]
+    """Return the tags, the contents and the line breaks of a text with these sections."""
+    text = "\n".join(f"{section.start}x{section.end}" for section in sections)
+    pieces = re.split(r"(</?\w+>|\n)", text)
+    return [piece for piece in pieces if piece]
 
 
 def near_misses(sections: tuple[Section, ...]) -> st.SearchStrategy[str]:
@@ -57,6 +57,13 @@ def test_layout_is_that_of_the_published_pattern(sections, data):
         if not has_each_tag_once(text, section):
             expected = False
     assert follows_layout(text, sections) == expected
+
+
+@pytest.mark.parametrize("tag", ["<tool_call>", "</tool_call>"])
+def test_text_with_a_repeated_tag_does_not_follow_the_layout(tag):
+    """The regular expression of the published pattern alone would match it."""
+    text = f"<think> t </think>\n<tool_call>\n{tag}\n</tool_call>"
+    assert not follows_layout(text, (THINK, CALL))
 
 
 @given(st.lists(st.sampled_from(["<a>", "</a>", "x", "y"]), max_size=8).map("".join))
