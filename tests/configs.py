@@ -16,18 +16,20 @@ _load_once = functools.cache(_load)
 
 
 def load(file: Any) -> Any:
-    """`OmegaConf.load`, which reads a file of verl's once: its YAML takes half of a composition's time."""
+    """Load a file as `OmegaConf.load` does. A file of verl is read once, because YAML takes half of the time."""
     path = str(getattr(file, "name", file))
-    return copy.deepcopy(_load_once(path)) if path.startswith(HOME) else _load(file)
+    if path.startswith(HOME):
+        return copy.deepcopy(_load_once(path))
+    return _load(file)
 
 
 OmegaConf.load = load
 
 
 def compose(*overrides: str) -> Any:
-    """`python -m verl.trainer.main_ppo OVERRIDES`, as far as Hydra goes.
+    """Return the configuration of `python -m verl.trainer.main_ppo OVERRIDES`.
 
-    With 8 responses per prompt: verl's default of 1 is warned of.
+    The number of responses per prompt is 8, because verl_ext warns of verl's default of 1.
     """
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         return hydra.compose("ppo_trainer", overrides=["actor_rollout_ref.rollout.n=8", *overrides])
@@ -37,15 +39,23 @@ _composed_once = functools.cache(compose)
 
 
 def compose_quickly(*overrides: str) -> Any:
-    """As `compose`, without the seconds that Hydra takes for each; only a preset needs it."""
-    presets = [text for text in overrides if text.startswith("+verl_ext=")]
+    """Return the same configuration as `compose`. Hydra, which takes seconds, composes only the presets."""
+    presets = [override for override in overrides if override.startswith("+verl_ext=")]
     config = copy.deepcopy(_composed_once(*presets))
     OmegaConf.set_struct(config, False)
-    for text in (text for text in overrides if text not in presets):
-        override = OverridesParser.create().parse_override(text)
-        if override.is_delete():
-            parent, _, name = override.key_or_group.rpartition(".")
-            del (OmegaConf.select(config, parent) if parent else config)[name]
-        else:
-            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+    for override in overrides:
+        if override not in presets:
+            _apply(override, config)
     return config
+
+
+def _apply(text: str, config: Any) -> None:
+    """Apply an override of a command line to a configuration."""
+    override = OverridesParser.create().parse_override(text)
+    path = override.key_or_group
+    if override.is_delete():
+        parent, _, name = path.rpartition(".")
+        section = OmegaConf.select(config, parent) if parent else config
+        del section[name]
+    else:
+        OmegaConf.update(config, path, override.value(), force_add=True)

@@ -1,30 +1,32 @@
-"""Facts in a message: the setting, the value, what is valid, the line to change. How they are worded is free."""
+"""Facts in a message: the setting, its value, valid values, the line to change. Tests do not compare the wording."""
 
 import re
 
 NEEDED = {"saw": {"min_values": [-100.0, -100.0]}}
-"""Settings that must be set, by estimator, for two rewards."""
+"""The settings that an estimator requires, for a run with two rewards."""
 
 
 def facts(*wanted: object) -> str:
-    """A pattern for `pytest.raises(match=...)`: the message has every one of these facts, in any order.
+    """Return a pattern for `pytest.raises(match=...)` that finds a message with all of these facts, in any order.
 
-    A fact is found as a whole only: `3` is not in "13", "3.5" or "-3", and `weight` is not in "weights".
+    Only a whole fact is found: `3` is not in "13", "3.5" or "-3", and `weight` is not in "weights".
     """
-    return r"(?s)\A" + "".join(f"(?=.*{_whole(str(fact))})" for fact in wanted)
+    lookaheads = [f"(?=.*{_whole(str(fact))})" for fact in wanted]
+    return r"(?s)\A" + "".join(lookaheads)
 
 
 def says(text: object, *wanted: object) -> bool:
-    """Whether a message or an output has every one of these facts."""
+    """Return whether a message or an output has all of these facts."""
     return re.search(facts(*wanted), str(text)) is not None
 
 
 def a_line_says(text: str, *wanted: object) -> bool:
-    """Whether one line of an output has every one of these facts."""
+    """Return whether one line of an output has all of these facts."""
     return any(says(line, *wanted) for line in text.splitlines())
 
 
 def _whole(fact: str) -> str:
+    """Return a pattern for a fact that is not a part of a longer number or word."""
     before = after = ""
     if fact[0].isdigit():
         before = r"(?<![\w-])(?<!\d\.)"

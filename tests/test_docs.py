@@ -1,4 +1,4 @@
-"""The documents: generated pages are fresh, links lead somewhere, and the contributor's page works as it is written."""
+"""The documents: generated pages are up to date, links lead to files, and the examples of the pages work."""
 
 import importlib.util
 import re
@@ -24,150 +24,200 @@ TEXTS = {
 }
 
 
-def test_the_generated_pages_are_fresh():
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/quality/make_docs.py", "--check"], capture_output=True, text=True, timeout=300
-    )
+def test_generated_pages_are_up_to_date():
+    command = [sys.executable, ROOT / "scripts/quality/make_docs.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\nrun python scripts/quality/make_docs.py"
 
 
-def test_every_setting_has_a_description():
-    rows = re.findall(r"^\| `(\w+)` \| `.*?` \|(.*)\|$", TEXTS[Path("docs/pages/settings.md")], re.MULTILINE)
+def test_every_setting_of_the_page_has_a_description():
+    page = TEXTS[Path("docs/pages/settings.md")]
+    rows = re.findall(r"^\| `(\w+)` \| `.*?` \|(.*)\|$", page, re.MULTILINE)
     assert len(rows) > 30
-    assert [name for name, description in rows if not description.strip()] == []
+    for name, description in rows:
+        assert description.strip(), name
 
 
-def missing_lines(name: str) -> list[str]:
-    """What the documents lack of an estimator: the file, and the line to add."""
-    page, found = f"estimators/{name}.md", []
+PAGE_LINES = {
+    "README.md": "| [`{name}`](docs/pages/{page}) | the method and its paper | in one line |",
+    "docs/mkdocs.yml": "      - {name}: {page}",
+}
+"""The line that each file must have for an estimator. Only the first cell of a table's row is compared."""
+
+
+def missing_documentation(name: str) -> list[str]:
+    """Return what the documents lack of an estimator: its page, and the lines to add."""
+    page = f"estimators/{name}.md"
+    missing = []
     if not (PAGES / page).exists():
-        found.append(f"docs/pages/{page} is missing: write it, with the formula and the settings")
-    for file, line in (
-        ("README.md", f"| [`{name}`](docs/pages/{page}) | the method and its paper | in one line |"),
-        ("docs/mkdocs.yml", f"      - {name}: {page}"),
-    ):
-        if line.split(" | ")[0] not in (ROOT / file).read_text(encoding="utf-8"):
-            found.append(f"{file} does not name it: add `{line}` beside those of the other estimators")
-    return found
+        missing.append(f"docs/pages/{page} is missing: write it, with the formula and the settings")
+    for file, template in PAGE_LINES.items():
+        line = template.format(name=name, page=page)
+        first_cell = line.split(" | ")[0]
+        if first_cell not in (ROOT / file).read_text(encoding="utf-8"):
+            missing.append(f"{file} does not name it: add `{line}` next to those of the other estimators")
+    return missing
 
 
-def test_every_estimator_has_a_page_and_the_lines_that_lead_to_it():
-    missing = {
-        name: missing_lines(name) for name in sorted(set(ADDED_ESTIMATORS) - {"compose", *simple.SIMPLE_METHODS})
-    }
-    lines = [f"{name}: {text}" for name, texts in missing.items() for text in texts]
-    assert not lines, "\n".join(["an estimator is not in the documents:", *lines])
+def test_every_estimator_has_a_page_and_links_to_it():
+    for name in set(ADDED_ESTIMATORS) - {"compose", *simple.SIMPLE_METHODS}:
+        assert missing_documentation(name) == [], name
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=str)
-def test_links_to_files_lead_somewhere(path):
-    text = re.sub(r"`[^`\n]*`", "", TEXTS[path])
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+def test_links_to_files_exist(path):
+    text_without_code = re.sub(r"`[^`\n]*`", "", TEXTS[path])
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text_without_code):
         if "://" not in target:
             assert ((ROOT / path).parent / target).exists(), target
 
 
 SEARCHPATH = 'hydra: {searchpath: ["pkg://verl.trainer.config"]}'
-FILES = [
-    (path, block)
-    for path, text in TEXTS.items()
-    for block in re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
-    if "defaults:" in block
-]
+
+
+def configuration_files() -> list[tuple[Path, str]]:
+    """Return each block of the pages that is a whole configuration file, with the path of its page."""
+    files = []
+    for path, text in TEXTS.items():
+        blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+        files += [(path, block) for block in blocks if "defaults:" in block]
+    return files
+
+
+FILES = configuration_files()
+
+
+def test_the_pages_have_configuration_files():
+    assert len(FILES) > 6
 
 
 @pytest.mark.parametrize(("path", "block"), FILES, ids=lambda value: str(value)[:40])
-def test_a_file_of_the_pages_is_accepted(path, block, tmp_path, capsys):
-    (tmp_path / "run.yaml").write_text(block if SEARCHPATH in block else f"{SEARCHPATH}\n{block}")
-    assert len(FILES) > 6
-    completed = ["actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.use_dynamic_bsz=True"]
-    completed = [] if path.name == "README.md" else completed
-    assert main(["check", "--config", str(tmp_path / "run.yaml"), *completed]) == 0
+def test_configuration_file_of_a_page_has_no_findings(path, block, tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(block if SEARCHPATH in block else f"{SEARCHPATH}\n{block}")
+    # The file of README.md is complete. The others leave out what they do not explain.
+    usual_settings = ["actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.use_dynamic_bsz=True"]
+    overrides = [] if path.name == "README.md" else usual_settings
+    assert main(["check", "--config", str(file), *overrides]) == 0
     assert "0 warnings" in capsys.readouterr().out
 
 
-def test_the_version_and_the_address_are_the_same_everywhere():
-    (source,) = re.findall(r'^Source = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
-    place = source.removeprefix("https://github.com/")
-    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "CITATION.cff")}
-    texts["Dockerfile"] = (ROOT / "recipes/cluster/Dockerfile").read_text(encoding="utf-8")
-    assert {
-        found for text in texts.values() for found in re.findall(r"github(?:usercontent)?\.com/([^/]+/[^/\"]+)", text)
-    } == {place}
-    assert f"version: {__version__}\n" in texts["CITATION.cff"]
-    assert f'=={__version__}"' in texts["Dockerfile"]
-
-
-def test_the_contributors_page_draws_the_layers_of_the_contract():
+def test_version_and_repository_are_the_same_everywhere():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    (layers,) = re.findall(r"^layers = \[\n(.*?)^\]", project, re.M | re.S)
-    assert "\n".join(re.findall('"(.*)"', layers)) in TEXTS[Path("docs/pages/contributing.md")]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    dockerfile = (ROOT / "recipes/cluster/Dockerfile").read_text(encoding="utf-8")
+    (source,) = re.findall(r'^Source = "(.*)"', project, re.M)
+    repository = source.removeprefix("https://github.com/")
+    for text in (project, citation, dockerfile):
+        repositories = re.findall(r"github(?:usercontent)?\.com/([^/]+/[^/\"]+)", text)
+        assert set(repositories) <= {repository}
+    assert f"version: {__version__}\n" in citation
+    assert f'=={__version__}"' in dockerfile
 
 
-def test_the_estimator_of_the_page_about_adding_one_works(monkeypatch):
+def test_contributing_page_shows_the_layers_of_the_contract():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (contract,) = re.findall(r"^layers = \[\n(.*?)^\]", project, re.M | re.S)
+    layers = re.findall('"(.*)"', contract)
+    assert "\n".join(layers) in TEXTS[Path("docs/pages/contributing.md")]
+
+
+def test_estimator_of_the_page_on_adding_one_works(monkeypatch):
     page = TEXTS[Path("docs/pages/add_estimator.md")]
-    step, method, test = map(textwrap.dedent, re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S))
-    names = {**vars(steps), "__name__": "verl_ext.core.steps"}
-    exec(step, names)
-    monkeypatch.setitem(step_lists.STEPS, "scale_by_range", names["ScaleByRange"])
+    blocks = re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S)
+    step_code, method_code, test_code = [textwrap.dedent(block) for block in blocks]
+
+    steps_module = {**vars(steps), "__name__": "verl_ext.core.steps"}
+    exec(step_code, steps_module)
+    step_class = steps_module["ScaleByRange"]
+    monkeypatch.setitem(step_lists.STEPS, "scale_by_range", step_class)
+
     methods = dict(simple.SIMPLE_METHODS)
-    names = {**vars(simple), "ScaleByRange": names["ScaleByRange"], "SIMPLE_METHODS": methods}
-    exec(method, names)
+    simple_module = {**vars(simple), "ScaleByRange": step_class, "SIMPLE_METHODS": methods}
+    exec(method_code, simple_module)
     monkeypatch.setitem(ESTIMATORS, "midrange", methods["midrange"])
-    exec(test, names)
-    names["test_rewards_are_scaled_by_half_of_their_range"]()
+
+    exec(test_code, simple_module)
+    simple_module["test_rewards_are_scaled_by_half_of_their_range"]()
 
 
-def test_the_page_of_metrics_has_the_names_that_a_run_logs():
-    config = {"rewards": {"keys": ["hard", "easy"], "conditions": {"easy": {"reward": "hard", "at_least": 1}}}}
+def pattern_of_metric(name: str) -> str:
+    """Return a regular expression for a name of the page, such as `reward/<key>/{mean,std}`.
+
+    >>> pattern_of_metric("reward/<key>/{mean,std}")
+    'reward/[^/]+/(mean|std)'
+    """
+    with_alternatives = re.sub(r"\{([^}]+)\}", lambda braces: f"({braces[1].replace(',', '|')})", name)
+    return with_alternatives.replace("<key>", "[^/]+")
+
+
+def logged_metrics() -> set[str]:
+    """Return the names of the metrics of gdpo with a conditioned reward, of dgpo and of hadw."""
+    rewards = {"keys": ["hard", "easy"], "conditions": {"easy": {"reward": "hard", "at_least": 1}}}
     columns = {"score": [2.0, 1.0], "hard": [1.0, 0.0], "easy": [1.0, 1.0]}
-    logged = set(metrics_of("gdpo", [2.0, 1.0], ["a", "a"], config=config, components=columns))
-    for name in ("dgpo", "hadw"):
-        logged |= set(metrics_of(name, [1.0, 0.0], ["a", "a"], config={}))
+    uids = ["a", "a"]
+    of_gdpo = metrics_of("gdpo", columns["score"], uids, config={"rewards": rewards}, components=columns)
+    of_dgpo = metrics_of("dgpo", columns["hard"], uids, config={})
+    of_hadw = metrics_of("hadw", columns["hard"], uids, config={})
+    return set(of_gdpo) | set(of_dgpo) | set(of_hadw)
+
+
+def test_metrics_page_names_every_metric_that_a_run_logs():
     page = TEXTS[Path("docs/pages/metrics.md")]
-    cells = re.findall(r"^\| (`[^|]+) \|", page, re.MULTILINE)
-    names = [name for cell in cells for name in re.findall("`([^`]+)`", cell)]
-    either = [re.sub(r"\{([^}]+)\}", lambda braces: f"({braces[1].replace(',', '|')})", name) for name in names]
-    patterns = [name.replace("<key>", "[^/]+") for name in either]
-    named = re.compile(f"((gdpo|dgpo|hadw)/)?({'|'.join(patterns)})")
-    assert [name for name in sorted(logged) if not named.fullmatch(name)] == []
+    first_cells = re.findall(r"^\| (`[^|]+) \|", page, re.MULTILINE)
+    names = re.findall("`([^`]+)`", "\n".join(first_cells))
+    patterns = "|".join(pattern_of_metric(name) for name in names)
+    documented = re.compile(f"((gdpo|dgpo|hadw)/)?({patterns})")
+    for metric in logged_metrics():
+        assert documented.fullmatch(metric), metric
 
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md")])
 SHELLS = ("bash", "sh", "console")
 
 
-def unquoted(command: str) -> list[str]:
-    """Words that set something to a list outside quotes, which zsh takes for a pattern of file names.
+def unquoted_lists(command: str) -> list[str]:
+    """Return the words that set something to a list outside quotes. zsh reads these as patterns of file names.
 
-    >>> unquoted("python -m x a.b=[c,d] 'e=[f]'  # it's k=[v]")
+    >>> unquoted_lists("python -m x a.b=[c,d] 'e=[f]'  # it's k=[v]")
     ['a.b=[c,d]']
     """
     without_comments = re.sub(r"(^|\s)#.*$", "", command, flags=re.M)
-    return re.findall(r"\S*=\[\S*", re.sub(r"'[^']*'|\"[^\"]*\"", "", without_comments))
+    without_quoted_text = re.sub(r"'[^']*'|\"[^\"]*\"", "", without_comments)
+    return re.findall(r"\S*=\[\S*", without_quoted_text)
 
 
-def commands(text: str) -> list[str]:
-    """Blocks in a shell's language."""
-    return [block for shell, block in re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.M | re.S) if shell in SHELLS]
+def shell_blocks(text: str) -> list[str]:
+    """Return the code blocks of a page in a shell's language."""
+    blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.M | re.S)
+    return [code for language, code in blocks if language in SHELLS]
 
 
 def test_lists_on_command_lines_are_quoted() -> None:
-    found = {path: commands(path.read_text(encoding="utf-8")) for path in DOCUMENTS}
-    assert sum(map(len, found.values())) > 20
-    assert [(path, word) for path, texts in found.items() for text in texts for word in unquoted(text)] == []
+    block_count = 0
+    for path in DOCUMENTS:
+        for block in shell_blocks(path.read_text(encoding="utf-8")):
+            block_count += 1
+            assert unquoted_lists(block) == [], path
+    assert block_count > 20
 
 
 INSTALL = r'`(pip install "?(?:verl_ext|\.)[^`]*)`'
 
 
-def test_the_start_page_of_the_site_has_the_commands_of_the_index(monkeypatch) -> None:
+@pytest.fixture
+def site_hooks(monkeypatch):
+    """Return docs/hooks.py. The files that it generates are plain texts."""
     pytest.importorskip("mkdocs")
     spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
     monkeypatch.setattr(hooks, "File", SimpleNamespace(generated=lambda _config, _name, content: content))
-    (page,) = hooks.on_files([], config=SimpleNamespace(repo_url="ADDRESS"))
+    return hooks
+
+
+def test_start_page_of_the_site_installs_from_the_index(site_hooks) -> None:
+    (page,) = site_hooks.on_files([], config=SimpleNamespace(repo_url="ADDRESS"))
     assert re.findall(INSTALL, TEXTS[Path("README.md")]) == ["pip install .", 'pip install ".[cpu,plot]"']
     assert re.findall(INSTALL, page) == ["pip install verl_ext", 'pip install "verl_ext[cpu,plot]"']
     assert "git clone" not in page

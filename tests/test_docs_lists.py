@@ -1,4 +1,4 @@
-"""The page of lists to copy: each list as it stands there, against plain loops and, where it has one, verl's code."""
+"""The lists of docs/pages/lists.md, compared with plain loops and, where verl has the method, with verl's code."""
 
 import dataclasses
 import math
@@ -6,6 +6,7 @@ import re
 import statistics
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,171 +27,255 @@ from verl_ext.run import Run
 
 PAGE = (Path(__file__).parents[1] / "docs/pages/lists.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
-LISTS = {
-    title: yaml.safe_load(re.search(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1])["algorithm"]
-    for title, text in SECTIONS.items()
-}
 
 
-def left_one_out(values: Sequence[float], uids: Sequence[Hashable]) -> list[float]:
-    """Each value minus the mean of the others of its group."""
-    out = [math.nan if math.isnan(value) else 0.0 for value in values]
+def algorithm_of(section: str) -> dict[str, Any]:
+    """Return the settings `algorithm` of the first YAML block of a section."""
+    block = re.search(r"^```yaml\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    return yaml.safe_load(block[1])["algorithm"]
+
+
+LISTS = {title: algorithm_of(section) for title, section in SECTIONS.items()}
+
+# The methods in plain loops. `reference` has the statistics; NaN means that a reward is not scored.
+
+
+def rloo(rewards: Sequence[float], uids: Sequence[Hashable]) -> list[float]:
+    """Return each reward minus the mean of the other rewards of its group."""
+    advantages = [math.nan if math.isnan(reward) else 0.0 for reward in rewards]
     for rows in reference.groups(uids).values():
-        if reference.has_variance([values[row] for row in rows]):
-            for row in rows:
-                others = reference.scored([values[other] for other in rows if other != row])
-                out[row] = values[row] - statistics.fmean(others) if not math.isnan(values[row]) else math.nan
-    return out
-
-
-def over_batch_std(values: Sequence[float]) -> list[float]:
-    known = reference.scored(values)
-    divisor = statistics.stdev(known) + 1e-6 if reference.has_variance(known) else 1.0
-    return [value / divisor for value in values]
-
-
-def focal(base: Sequence[float], uids: Sequence[Hashable], accuracy: Sequence[float]) -> list[float]:
-    out = list(base)
-    for rows in reference.groups(uids).values():
-        known = reference.scored([accuracy[row] for row in rows])
+        if not reference.has_variance([rewards[row] for row in rows]):
+            continue
         for row in rows:
-            out[row] *= (1 - statistics.fmean(known)) if known else 1.0
-    return out
+            others = [rewards[other] for other in rows if other != row]
+            if not math.isnan(rewards[row]):
+                advantages[row] = rewards[row] - statistics.fmean(reference.scored(others))
+    return advantages
+
+
+def divided_by_batch_std(values: Sequence[float]) -> list[float]:
+    """Return the values divided by the standard deviation of the batch."""
+    scored = reference.scored(values)
+    if not reference.has_variance(scored):
+        return list(values)
+    std = statistics.stdev(scored)
+    return [value / (std + 1e-6) for value in values]
+
+
+def focal(advantages: Sequence[float], uids: Sequence[Hashable], accuracy: Sequence[float]) -> list[float]:
+    """Return the advantages times one minus the accuracy of their group."""
+    weighted = list(advantages)
+    for rows in reference.groups(uids).values():
+        scored = reference.scored([accuracy[row] for row in rows])
+        weight = 1 - statistics.fmean(scored) if scored else 1.0
+        for row in rows:
+            weighted[row] *= weight
+    return weighted
 
 
 def gd2po(rollout: Rollout) -> list[float]:
     return reference.gd2po(rollout.columns, rollout.uids, rollout.lengths, weights=[1.0, 1.0], conflict="snr", tau=0.8)
 
 
+SAW_MIN_VALUES = {"correctness": -3.0, "length": 0.0}
+
+
+def coefficient_of_variation(values: Sequence[float]) -> float:
+    """Return the standard deviation over the absolute value of the mean."""
+    if not reference.has_variance(values):
+        return 0.0
+    return statistics.stdev(values) / (abs(statistics.fmean(values)) + 1e-8)
+
+
 def saw(rollout: Rollout) -> list[float]:
-    min_values, variation = {"correctness": -3.0, "length": 0.0}, []
+    """Return gdpo's advantages. Each reward is weighted by its coefficient of variation above its minimum."""
+    variations = []
     for key, column in rollout.columns.items():
-        known = [value - min_values[key] for value in reference.scored(column)]
-        varies = reference.has_variance(known)
-        variation.append(statistics.stdev(known) / (abs(statistics.fmean(known)) + 1e-8) if varies else 0.0)
-    weights = [2 * c / (sum(variation) + 1e-8) for c in variation]
+        above_min = [value - SAW_MIN_VALUES[key] for value in reference.scored(column)]
+        variations.append(coefficient_of_variation(above_min))
+    weights = [2 * variation / (sum(variations) + 1e-8) for variation in variations]
     return reference.gdpo(rollout.columns, rollout.uids, rollout.lengths, weights=weights, whiten="token")
+
+
+def groups_with_variance(values: Sequence[float], uids: Sequence[Hashable]) -> int:
+    """Return the number of groups in which the values differ."""
+    count = 0
+    for rows in reference.groups(uids).values():
+        if reference.has_variance([values[row] for row in rows]):
+            count += 1
+    return count
 
 
 def dara(rollout: Rollout) -> list[float]:
-    every, columns = reference.groups(rollout.uids).values(), rollout.columns.values()
-    varying = [sum(reference.has_variance([column[row] for row in rows]) for rows in every) for column in columns]
-    weights = [min(5.0, math.sqrt(max(varying) / count)) if count else 1.0 for count in varying]
+    """Return gdpo's advantages. A reward that varies in few groups has a larger weight, at most 5."""
+    counts = [groups_with_variance(column, rollout.uids) for column in rollout.columns.values()]
+    largest = max(counts)
+    weights = []
+    for count in counts:
+        density_weight = math.sqrt(largest / count) if count else 1.0
+        weights.append(min(5.0, density_weight))
     return reference.gdpo(rollout.columns, rollout.uids, rollout.lengths, weights=weights, whiten="token")
 
 
-def over_common(rollout: Rollout, divisor_of: Callable[[list[list[float]]], float]) -> list[float]:
-    """The centered sum, divided by what a group's centered columns give; 0 where that is at most 1e-8."""
+def divided_sum(rollout: Rollout, divisor_of: Callable[[list[list[float]]], float]) -> list[float]:
+    """Return the sum of the centered rewards, divided by a divisor that is computed from the columns of a group.
+
+    The result is 0 in groups whose divisor is at most 1e-8.
+    """
     columns = [reference.centered(column, rollout.uids) for column in rollout.columns.values()]
     total = reference.weighted_total(columns, [1.0] * len(columns))
     for rows in reference.groups(rollout.uids).values():
-        divisor = divisor_of([[column[row] for row in rows] for column in columns])
+        columns_of_group = [[column[row] for row in rows] for column in columns]
+        divisor = divisor_of(columns_of_group)
+        factor = 1 / divisor if divisor > 1e-8 else 0.0
         for row in rows:
-            total[row] *= 1 / divisor if divisor > 1e-8 else 0.0
+            total[row] *= factor
     reference.cancel(total, rollout.uids)
     return total
 
 
-def common_std(columns: list[list[float]]) -> float:
-    return math.fsum(statistics.pstdev(known) for column in columns if (known := reference.scored(column)))
+def sum_of_stds(columns: list[list[float]]) -> float:
+    """Return the sum of the columns' standard deviations."""
+    scored_columns = [reference.scored(column) for column in columns]
+    return math.fsum(statistics.pstdev(scored) for scored in scored_columns if scored)
+
+
+def norm(column: list[float]) -> float:
+    return math.sqrt(math.fsum(value * value for value in reference.scored(column)))
 
 
 def correlation(one: list[float], other: list[float]) -> float:
-    """Of centered values; a pair that is not scored adds nothing."""
-    norms = math.sqrt(math.prod(math.fsum(x * x for x in reference.scored(column)) for column in (one, other)))
-    return math.fsum(reference.scored([x * y for x, y in zip(one, other, strict=True)])) / norms if norms else 0.0
+    """Return the correlation of two centered columns. A pair that is not scored adds nothing."""
+    products = [x * y for x, y in zip(one, other, strict=True)]
+    covariance = math.fsum(reference.scored(products))
+    divisor = norm(one) * norm(other)
+    return covariance / divisor if divisor else 0.0
 
 
 def root_of_correlations(columns: list[list[float]]) -> float:
-    return math.sqrt(max(0.0, math.fsum(correlation(one, other) for one in columns for other in columns)) + 1e-6)
+    """Return the square root of the sum of all correlations, those of a column with itself included."""
+    total = math.fsum(correlation(one, other) for one in columns for other in columns)
+    return math.sqrt(max(0.0, total) + 1e-6)
+
+
+def soft_min(values: Sequence[float]) -> float:
+    """Return `-log(mean(exp(-value)))`."""
+    scored = reference.scored(values)
+    if not scored:
+        return math.nan
+    return -math.log(statistics.fmean(math.exp(-value) for value in scored))
 
 
 def rvpo(rollout: Rollout) -> list[float]:
-    scaled = [reference.over_std(column, rollout.uids, 1e-6) for column in rollout.columns.values()]
-    soft = []
-    for row in zip(*scaled, strict=True):
-        known = reference.scored(row)
-        soft.append(-math.log(statistics.fmean(math.exp(-value) for value in known)) if known else math.nan)
-    return reference.whitened(soft, rollout.lengths, "token", 1e-6)
+    """Return the whitened soft minimum of the scaled rewards."""
+    scaled_columns = [reference.over_std(column, rollout.uids, 1e-6) for column in rollout.columns.values()]
+    soft_minima = [soft_min(row) for row in zip(*scaled_columns, strict=True)]
+    return reference.whitened(soft_minima, rollout.lengths, "token", 1e-6)
 
 
-def shorter(rollout: Rollout, rewards: list[float]) -> list[float]:
-    out = list(rewards)
+def grpo_with_length_penalty(rollout: Rollout, rewards: list[float]) -> list[float]:
+    """Return GRPO's advantages. The longest correct response of a group loses 0.5, and the shortest loses nothing."""
+    penalized = list(rewards)
     for rows in reference.groups(rollout.uids).values():
-        right = [row for row in rows if rollout.accuracy[row] > 0.5 and not math.isnan(rewards[row])]
-        lengths = [rollout.lengths[row] for row in right]
-        for row in right if len(set(lengths)) > 1 else ():
-            out[row] -= 0.5 * (rollout.lengths[row] - min(lengths)) / (max(lengths) - min(lengths))
-    return reference.grpo(out, rollout.uids)
+        correct = [row for row in rows if rollout.accuracy[row] > 0.5 and not math.isnan(rewards[row])]
+        lengths = [rollout.lengths[row] for row in correct]
+        if len(set(lengths)) < 2:
+            continue
+        for row in correct:
+            excess = rollout.lengths[row] - min(lengths)
+            penalized[row] -= 0.5 * excess / (max(lengths) - min(lengths))
+    return reference.grpo(penalized, rollout.uids)
 
 
-# The rewards that a list takes, and the same in plain loops.
-PLAIN = {
-    "RLOO": lambda it, r: left_one_out(r, it.uids),
-    "Lite PPO": lambda it, r: reference.centered(over_batch_std(r), it.uids),
-    "REINFORCE++-baseline": lambda it, r: reference.whitened(reference.centered(r, it.uids), it.lengths, "token", 1e-6),
-    "MaxRL": lambda it, r: reference.maxrl(r, it.uids),
-    "F-GRPO": lambda it, r: focal(reference.grpo(r, it.uids), it.uids, it.accuracy),
-    "GD2PO": lambda it, r: gd2po(it),
-    "SAW": lambda it, r: saw(it),
-    "DARA": lambda it, r: dara(it),
-    "DVAO": lambda it, r: over_common(it, common_std),
-    "CorrGRPO": lambda it, r: over_common(it, root_of_correlations),
-    "RVPO": lambda it, r: rvpo(it),
-    "Shorter right answers": shorter,
+PLAIN_LOOPS = {
+    "RLOO": lambda rollout, rewards: rloo(rewards, rollout.uids),
+    "Lite PPO": lambda rollout, rewards: reference.centered(divided_by_batch_std(rewards), rollout.uids),
+    "REINFORCE++-baseline": lambda rollout, rewards: reference.whitened(
+        reference.centered(rewards, rollout.uids), rollout.lengths, "token", 1e-6
+    ),
+    "MaxRL": lambda rollout, rewards: reference.maxrl(rewards, rollout.uids),
+    "F-GRPO": lambda rollout, rewards: focal(reference.grpo(rewards, rollout.uids), rollout.uids, rollout.accuracy),
+    "GD2PO": lambda rollout, _: gd2po(rollout),
+    "SAW": lambda rollout, _: saw(rollout),
+    "DARA": lambda rollout, _: dara(rollout),
+    "DVAO": lambda rollout, _: divided_sum(rollout, sum_of_stds),
+    "CorrGRPO": lambda rollout, _: divided_sum(rollout, root_of_correlations),
+    "RVPO": lambda rollout, _: rvpo(rollout),
+    "Shorter right answers": grpo_with_length_penalty,
 }
+"""For each list, its advantages from a rollout and the rewards of the key that a list for a single reward reads."""
 
 
-def advantages(title: str, rollout: Rollout) -> np.ndarray:
+def advantages_of_list(title: str, rollout: Rollout) -> np.ndarray:
+    """Return what the list computes. A list without reward keys sees the first reward only."""
     algorithm = LISTS[title]
     batch = rollout.batch(None if "rewards" in algorithm else 1)
-    return build("compose", Settings.parse(algorithm))(batch).advantages
+    chain = build("compose", Settings.parse(algorithm))
+    return chain(batch).advantages
 
 
-def test_every_list_has_a_paper_a_formula_and_plain_loops():
-    assert list(LISTS) == list(PLAIN)
-    for title, text in SECTIONS.items():
-        assert "https://arxiv.org/abs/" in text, title
-        assert text.count("```") >= 4 or "estimators/gd2po.md" in text, title
+def test_each_list_has_a_paper_a_formula_and_plain_loops():
+    assert list(LISTS) == list(PLAIN_LOOPS)
+    for title, section in SECTIONS.items():
+        assert "https://arxiv.org/abs/" in section, title
+        has_two_blocks = section.count("```") >= 4
+        assert has_two_blocks or "estimators/gd2po.md" in section, title
 
 
 @pytest.mark.parametrize("title", LISTS)
 @given(rollout=rollouts(keys=("correctness", "length"), lengths=1))
-def test_a_list_is_the_plain_loop(title, rollout):
-    if title in ("MaxRL", "SAW"):
+def test_list_computes_the_same_as_plain_loops(title, rollout):
+    if title in ("MaxRL", "SAW"):  # for rewards that are not negative
         columns = {key: np.abs(column).tolist() for key, column in rollout.columns.items()}
-        rollout = Rollout(rollout.uids, columns, rollout.lengths, rollout.accuracy)
-    wanted = reference.learnt(PLAIN[title](rollout, rollout.columns["correctness"]))
-    np.testing.assert_allclose(advantages(title, rollout), wanted, rtol=1e-8, atol=1e-8)
+        rollout = dataclasses.replace(rollout, columns=columns)
+    values = PLAIN_LOOPS[title](rollout, rollout.columns["correctness"])
+    expected = reference.learnt(values)
+    np.testing.assert_allclose(advantages_of_list(title, rollout), expected, rtol=1e-8, atol=1e-8)
 
 
-NAMES = {method.paper.partition(",")[0]: name for name, method in SIMPLE_METHODS.items()}
+ESTIMATOR_OF_LIST = {method.paper.partition(",")[0]: name for name, method in SIMPLE_METHODS.items()}
 
 
-@pytest.mark.parametrize("title", sorted(LISTS.keys() & NAMES.keys()))
-def test_a_list_that_has_a_name_is_that_estimator(title):
-    algorithm, name = LISTS[title], NAMES[title]
-    kind = SIMPLE_METHODS[name].settings
-    names = set() if kind is None else {item.name for item in dataclasses.fields(kind)}
+def field_names(settings_class: type | None) -> set[str]:
+    if settings_class is None:
+        return set()
+    return {field.name for field in dataclasses.fields(settings_class)}
+
+
+@pytest.mark.parametrize("title", sorted(LISTS.keys() & ESTIMATOR_OF_LIST.keys()))
+def test_list_of_a_named_estimator_has_the_same_steps(title):
+    algorithm = LISTS[title]
+    name = ESTIMATOR_OF_LIST[title]
+    names_of_settings = field_names(SIMPLE_METHODS[name].settings)
     section = {}
     for step in algorithm["compose"]["steps"]:
         if isinstance(step, dict):
-            section |= {key: value for key, value in step.items() if key in names}
-    assert build(name, Settings.parse(algorithm | {name: section})) == build("compose", Settings.parse(algorithm))
+            section |= {key: value for key, value in step.items() if key in names_of_settings}
+    estimator = build(name, Settings.parse({**algorithm, name: section}))
+    assert estimator == build("compose", Settings.parse(algorithm))
+
+
+def in_one_line(steps: list[Any]) -> str:
+    """Return a list of steps in the YAML of a command line. Interpolations stay as they are."""
+    as_yaml = OmegaConf.to_yaml(OmegaConf.create(steps), resolve=False)
+    return yaml.safe_dump(yaml.safe_load(as_yaml), default_flow_style=True, width=10_000).strip()
 
 
 @pytest.mark.parametrize("title", LISTS)
-def test_a_list_passes_the_check_of_a_run(title):
+def test_run_with_the_list_has_no_findings(title):
     algorithm = LISTS[title]
-    steps = OmegaConf.to_yaml(OmegaConf.create(algorithm["compose"]["steps"]), resolve=False)
-    flow = yaml.safe_dump(yaml.safe_load(steps), default_flow_style=True, width=10_000).strip()
+    overrides = [
+        "algorithm.adv_estimator=compose",
+        f"+algorithm.compose.steps={in_one_line(algorithm['compose']['steps'])}",
+    ]
     keys = algorithm.get("rewards", {}).get("keys")
-    overrides = [f"+algorithm.rewards.keys=[{','.join(keys)}]"] if keys else []
-    overrides.append(f"+algorithm.compose.steps={flow}")
-    assert judge(configuration("algorithm.adv_estimator=compose", *overrides)).findings == ()
+    if keys:
+        overrides.append(f"+algorithm.rewards.keys=[{','.join(keys)}]")
+    assert judge(configuration(*overrides)).findings == ()
 
 
-MORE_LISTS = {
+STEPS_BY_NAME = {
     **{title: algorithm["compose"]["steps"] for title, algorithm in LISTS.items()},
     "of the message without a list": ["weighted_sum", "center", "scale_by_std"],
     "with mad": ["weighted_sum", "center", "scale_by_mad"],
@@ -198,32 +283,42 @@ MORE_LISTS = {
 }
 
 
-@pytest.mark.parametrize("title", MORE_LISTS)
+def with_min_values(step: str | dict[str, Any], count: int) -> str | dict[str, Any]:
+    """Return the step with one minimum for each reward, if it has this setting."""
+    if isinstance(step, dict) and "min_values" in step:
+        return {**step, "min_values": [0.0] * count}
+    return step
+
+
+@pytest.mark.parametrize("title", STEPS_BY_NAME)
 @pytest.mark.parametrize("count", range(1, 7))
-def test_the_dry_run_sees_the_effect_of_every_step_and_of_any_number_of_weights(title, count):
-    steps = [
-        step | {"min_values": [0.0] * count} if isinstance(step, dict) and "min_values" in step else step
-        for step in MORE_LISTS[title]
-    ]
-    rewards = {"keys": [f"r{number}" for number in range(count)], "weights": [1.0, 0.5, 2.0, 1.0, 0.7, 0.3][:count]}
-    settings = Settings.parse({"compose": {"steps": steps}, "rewards": rewards})
+def test_dry_run_finds_an_effect_of_every_step_and_of_the_weights(title, count):
+    steps = [with_min_values(step, count) for step in STEPS_BY_NAME[title]]
+    keys = [f"r{number}" for number in range(count)]
+    weights = [1.0, 0.5, 2.0, 1.0, 0.7, 0.3][:count]
+    settings = Settings.parse({"compose": {"steps": steps}, "rewards": {"keys": keys, "weights": weights}})
     run = Run("compose", settings, build("compose", settings), config=None)
-    expected = [NO_EFFECT] if title == "RVPO" and count > 1 else []
-    assert [*dry_run(run)] == expected
+    findings = list(dry_run(run))
+    if title == "RVPO" and count > 1:
+        assert findings == [NO_EFFECT]  # a soft minimum does not apply weights
+    else:
+        assert findings == []
 
 
-# Whole numbers of sixteenths, at least two responses to a prompt: float32 is exact, and no group is single.
-COMPARABLE = {"keys": ("correctness", "length"), "nan": False, "lengths": 1, "smallest": 2}
+EXACT_ROLLOUTS = rollouts(keys=("correctness", "length"), nan=False, lengths=1, smallest=2)
+"""Rewards are multiples of 1/64, so that float32 is exact. Each prompt has at least two responses."""
 
 
 @pytest.mark.parametrize(
     ("title", "name"), [("RLOO", "rloo"), ("REINFORCE++-baseline", "reinforce_plus_plus_baseline")]
 )
-@given(rollout=rollouts(**COMPARABLE))
-def test_a_list_is_verls_function_on_the_score(title, name, rollout):
+@given(rollout=EXACT_ROLLOUTS)
+def test_list_computes_the_same_as_the_estimator_of_verl(title, name, rollout):
     core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
     rewards, mask = tensors(rollout.columns["correctness"], rollout.lengths, torch.float64)
-    theirs, _ = core_algos.get_adv_estimator_fn(name)(
+    estimator_of_verl = core_algos.get_adv_estimator_fn(name)
+    advantages, _ = estimator_of_verl(
         token_level_rewards=rewards, response_mask=mask, index=object_array(rollout.uids), config=None
     )
-    np.testing.assert_allclose(advantages(title, rollout), theirs[:, 0].numpy(), rtol=1e-6, atol=1e-6)
+    of_first_token = advantages[:, 0].numpy()
+    np.testing.assert_allclose(advantages_of_list(title, rollout), of_first_token, rtol=1e-6, atol=1e-6)

@@ -1,4 +1,4 @@
-"""The names that the package exports, and what importing it imports."""
+"""The names that the package exports, and the modules that an import of it loads."""
 
 import ast
 import subprocess
@@ -15,10 +15,13 @@ ROOT = Path(__file__).parents[1]
 SCRIPTS = [path for folder in ("scripts", "recipes") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-def test_the_names_that_the_package_exports():
+def test_exported_names_exist():
     assert set(verl_ext.__all__) <= set(dir(verl_ext))
     for name in verl_ext.__all__:
         assert getattr(verl_ext, name) is not None
+
+
+def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'table_of'"):
         _ = verl_ext.table_of
 
@@ -36,26 +39,37 @@ def test_the_names_that_the_package_exports():
     ],
     ids=["the package", "the pure core", "the CPU's plugin", "the scorers"],
 )
-def test_importing_it_imports_nothing_heavy(modules, heavy):
+def test_import_loads_no_large_library(modules, heavy):
     code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
-    assert found.stdout.strip() == "[]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
+    assert done.stdout.strip() == "[]"
 
 
-def test_compare_imports_nothing_of_verl(tmp_path):
+COMPARE = """
+import sys
+from verl_ext.cli import main
+main(sys.argv[1:])
+print("LOADED", {"verl", "ray", "torch", "matplotlib"} & set(sys.modules))
+"""
+
+
+def test_compare_loads_neither_verl_nor_torch(tmp_path):
     folder = made.rollouts(tmp_path / "r", made.entries())
-    program = (
-        "import sys; from verl_ext.cli import main; main(sys.argv[1:]); "
-        "print('LOADED', {'verl', 'ray', 'torch', 'matplotlib'} & set(sys.modules))"
-    )
-    command = [sys.executable, "-c", program, "compare", folder, "dgpo"]
+    command = [sys.executable, "-c", COMPARE, "compare", folder, "dgpo"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.stdout.splitlines()[-1] == "LOADED set()", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_the_names_that_a_script_imports_from_the_package_exist(script):
+def imports_from_the_package(script: Path) -> list[tuple[str, str]]:
+    """Return (module, name) for each name that a script imports from verl_ext."""
+    imports = []
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("verl_ext"):
-            for name in node.names:
-                exec(f"from {node.module} import {name.name}", {})
+            imports += [(str(node.module), alias.name) for alias in node.names]
+    return imports
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_names_that_a_script_imports_exist(script):
+    for module, name in imports_from_the_package(script):
+        exec(f"from {module} import {name}", {})

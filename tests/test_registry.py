@@ -1,4 +1,4 @@
-"""The methods by name, and those of other packages."""
+"""Methods by name: those of the package and those of other packages."""
 
 from dataclasses import MISSING, dataclass
 from importlib.metadata import EntryPoint
@@ -30,7 +30,7 @@ def entry_point(name: str, value: str) -> EntryPoint:
     return EntryPoint(name, value, ENTRY_POINT_GROUP)
 
 
-def test_every_method_of_the_package_is_an_estimator():
+def test_every_method_is_registered_with_a_paper_and_a_summary():
     assert dict(ESTIMATORS).items() >= dict(METHODS).items()
     assert set(ADDED_ESTIMATORS) == ESTIMATORS.keys() - {"grpo"}
     assert set(RESERVED_NAMES) == {"gae", *METHODS}
@@ -46,20 +46,23 @@ def other_package(tmp_path, monkeypatch):
     (tmp_path / "other_methods.py").write_text("from tests.test_registry import CENTERED\nNUMBER = 3\n")
     (tmp_path / "other_broken.py").write_text("raise RuntimeError('on purpose')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for name, value in {
+    targets = {
         "centered": "other_methods:CENTERED",
         "number": "other_methods:NUMBER",
         "module": "other_methods",
         "misspelled": "other_methods:CENTERD",
         "broken": "other_broken:CENTERED",
         "missing": "no_such_package:CENTERED",
-    }.items():
+    }
+    for name, value in targets.items():
         monkeypatch.setitem(ESTIMATORS, name, entry_point(name, value))
 
 
-def test_an_entry_point_names_the_method_of_another_package(other_package):
+def test_entry_point_registers_the_method_of_another_package(other_package):
+    chain = build("centered", Settings())
+    batch = Batch.of([[1], [0]], ["g", "g"])
     assert load("centered") is CENTERED
-    assert build("centered", Settings())(Batch.of([[1], [0]], ["g", "g"])).advantages.tolist() == [0.5, -0.5]
+    assert chain(batch).advantages.tolist() == [0.5, -0.5]
     assert "centered" in possible_bases()
     assert preset("centered")["algorithm"]["adv_estimator"] == "centered"
 
@@ -74,21 +77,30 @@ def test_an_entry_point_names_the_method_of_another_package(other_package):
         ("missing", ("no_such_package:CENTERED", "ModuleNotFoundError", "'no_such_package'")),
     ],
 )
-def test_a_method_that_cannot_be_loaded_is_an_error_for_its_own_run_only(name, words, other_package):
+def test_method_that_cannot_be_loaded_is_an_error_only_if_it_is_used(name, words, other_package):
     assert {"gdpo", "hadw", "rewards"} < set(sections())
     assert name not in possible_bases()
     assert build("gdpo", Settings.parse({"gdpo": {"whiten": "token"}})).steps
+    problem = (f"estimator {name!r}", "cannot be loaded", *words)
     fix = ("Install its package again", "`verl_ext.Method`", "package.module:OBJECT", "verl_ext.estimators")
-    with pytest.raises(ConfigurationError, match=facts(f"estimator {name!r}", "cannot be loaded", *words, *fix)):
+    with pytest.raises(ConfigurationError, match=facts(*problem, *fix)):
         build(name, Settings())
 
 
-def test_a_method_without_settings_rejects_a_setting(monkeypatch):
+@pytest.fixture
+def method_without_settings(monkeypatch):
+    """Register `centered`."""
     monkeypatch.setitem(ESTIMATORS, "centered", CENTERED)
+
+
+def test_method_without_settings_rejects_a_setting(method_without_settings):
     with pytest.raises(ConfigurationError, match=facts("algorithm.centered", "'limit'", "no settings", "Remove")):
         changed_sections(Settings.parse({"centered": {"limit": 1}}))
-    for section in (None, {}):
-        assert changed_sections(Settings.parse({"centered": section})) == {}
+
+
+def test_method_without_settings_accepts_an_empty_section(method_without_settings):
+    assert changed_sections(Settings.parse({"centered": None})) == {}
+    assert changed_sections(Settings.parse({"centered": {}})) == {}
     assert "centered" not in sections()
 
 
@@ -107,14 +119,14 @@ def inheriting(monkeypatch):
     monkeypatch.setitem(ESTIMATORS, "inheriting", method)
 
 
-def test_settings_that_inherit_from_another_section_are_a_section_of_their_own(inheriting):
+def test_inheriting_settings_do_not_change_the_inherited_section(inheriting):
     settings = Settings.parse({"inheriting": {"whiten": "token", "rate": 1}})
     assert build("gdpo", settings) == build("gdpo", Settings())
     whitened = build("gdpo", Settings.parse({"gdpo": {"whiten": "token"}}))
     assert build("inheriting", settings) == whitened
 
 
-def test_a_setting_without_a_default_must_be_set(inheriting):
+def test_setting_without_a_default_must_be_set(inheriting):
     for algorithm in ({}, {"inheriting": {}}):
         with pytest.raises(ConfigurationError, match=facts("algorithm.inheriting", "'rate'")):
             build("inheriting", Settings.parse(algorithm))
@@ -122,18 +134,18 @@ def test_a_setting_without_a_default_must_be_set(inheriting):
     assert "inheriting" not in preset("hadw")["algorithm"]  # it would need the setting
 
 
-def test_norm_adv_by_std_in_grpo_removes_scale_by_std_from_a_method_that_is_a_list():
+def test_norm_adv_by_std_in_grpo_removes_scale_by_std_from_fgrpo():
     without_std = build("fgrpo", Settings.parse({"norm_adv_by_std_in_grpo": False}))
     assert [step.name for step in without_std.steps] == ["weighted_sum", "center", "weight_by_focal"]
 
 
 @pytest.mark.parametrize("value", [0, False, "", []])
-def test_a_value_for_a_method_without_settings_is_rejected(value):
+def test_value_instead_of_a_section_is_rejected(value):
     with pytest.raises(ConfigurationError, match=facts("algorithm.liteppo", "no settings")):
         changed_sections(Settings.parse({"liteppo": value}))
 
 
-def test_the_steps_of_a_method_are_in_a_valid_order(monkeypatch):
+def test_method_with_steps_in_an_invalid_order_is_rejected(monkeypatch):
     steps = (WeightedSum(), Center(), DropConflicts())
     monkeypatch.setitem(ESTIMATORS, "late", Method.from_steps("a test", "drops conflicts behind the sum", steps))
     with pytest.raises(ConfigurationError, match=facts("'late'", "drop_conflicts", "before the sum")):

@@ -9,49 +9,51 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer():
-    """The quickstart's tokenizer without its words, and with roles in the prompt."""
+    """Return the quickstart's tokenizer without its words, and with roles in the prompt."""
     from recipes.quickstart import prepare_data  # here: verl's reward workers load this file from other folders
 
-    made = prepare_data.make_tokenizer(words=())
-    made.chat_template = CHAT_TEMPLATE
-    return made
+    tokenizer = prepare_data.make_tokenizer(words=())
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
 
 
-def make_model(made, *, seed: int = 0):
-    """A smaller one than the quickstart's, for that tokenizer."""
+def make_model(tokenizer, *, seed: int = 0):
+    """Return a smaller model than the quickstart's, for this tokenizer."""
     from recipes.quickstart import prepare_data
 
-    smaller = {"num_hidden_layers": 2, "intermediate_size": 160}
-    return prepare_data.make_model(made, seed=seed, vocab_size=len(made), initializer_range=0.02, **smaller)
+    sizes = {"num_hidden_layers": 2, "intermediate_size": 160, "vocab_size": len(tokenizer)}
+    return prepare_data.make_model(tokenizer, seed=seed, initializer_range=0.02, **sizes)
 
 
 def save(folder: Path):
-    """Write the model and its tokenizer to `folder/model`; return the tokenizer."""
-    made = make_tokenizer()
-    make_model(made).save_pretrained(folder / "model")
-    made.save_pretrained(folder / "model")
-    return made
+    """Write a model and its tokenizer to `folder/model`, and return the tokenizer."""
+    tokenizer = make_tokenizer()
+    make_model(tokenizer).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return tokenizer
+
+
+def row_of(prompt: str) -> dict:
+    """Return a row of data."""
+    return {
+        "data_source": "letters",
+        "prompt": [{"role": "user", "content": prompt}],
+        "reward_model": {"style": "rule", "ground_truth": "a"},
+    }
 
 
 def write(folder: Path, *, rows: int = 64) -> Path:
-    """Model, tokenizer, and a training and a validation set of short prompts under `folder`."""
+    """Write a model, a training set and a validation set of short prompts, and return their folder."""
     import pandas
 
     save(folder)
     for name, count in (("train", rows), ("val", 8)):
-        pandas.DataFrame(
-            [
-                {
-                    "data_source": "letters",
-                    "prompt": [{"role": "user", "content": f"{name} {number}"}],
-                    "reward_model": {"style": "rule", "ground_truth": "a"},
-                }
-                for number in range(count)
-            ]
-        ).to_parquet(folder / f"{name}.parquet")
+        table = pandas.DataFrame([row_of(f"{name} {number}") for number in range(count)])
+        table.to_parquet(folder / f"{name}.parquet")
     return folder
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """The share of the answer's characters that are the wanted one: dense, and easy to climb."""
-    return {"score": solution_str.count(ground_truth) / max(1, len(solution_str)), "length": float(len(solution_str))}
+    """Return the fraction of characters that are the ground truth. This reward is dense and easy to increase."""
+    length = len(solution_str)
+    return {"score": solution_str.count(ground_truth) / max(1, length), "length": float(length)}

@@ -16,65 +16,67 @@ from verl_ext.hooks import TESTED
 
 
 def doctor(before: str = "", **environment: str) -> tuple[int, str]:
-    """Exit status and output; `before` runs first, in the same interpreter."""
+    """Return the exit status and the output. The code `before` runs first, in the same interpreter."""
     code = f"{textwrap.dedent(before)}\nfrom verl_ext.cli import main\nraise SystemExit(main(['doctor']))"
     done = fresh.run(code, environment={**os.environ, **environment})
     return done.returncode, done.stdout
 
 
 def states(out: str) -> set[str]:
-    """The states of the lines between the first and the last."""
+    """Return the states, such as `ok`, of all lines except the first and the last."""
     return {line.split()[0] for line in out.splitlines()[1:-1]}
 
 
-def test_where_all_is_well_it_names_versions_estimators_and_hooks():
+def test_working_installation_is_reported_with_versions_estimators_and_hooks():
     status, out = doctor()
     assert status == 0, out
     assert out.startswith(f"verl_ext {verl_ext.__version__} on Python")
     assert states(out) <= {"ok", "note"}
     for package in ("verl", "torch", "ray"):
         assert a_line_says(out, "ok", package, version(package)), out
-    default = [("ok", "verl.trainer.ppo.v1.trainer_base", "V1")] if has_default_trainer() else []
-    for line in (
-        *default,
-        ("verl_ext", *TESTED),
-        ("ok", "plugin"),
-        ("ok", "gdpo", "verl_ext"),
-        ("ok", "hadw", "verl_ext"),
-    ):
-        assert a_line_says(out, *line)
+    assert a_line_says(out, "verl_ext", *TESTED)
+    assert a_line_says(out, "ok", "plugin")
+    assert a_line_says(out, "ok", "gdpo", "verl_ext")
+    assert a_line_says(out, "ok", "hadw", "verl_ext")
+    if has_default_trainer():
+        assert a_line_says(out, "ok", "verl.trainer.ppo.v1.trainer_base", "V1")
 
 
-GONE = """
+WITHOUT_DEFAULT_TRAINER = """
 import importlib.abc, sys
 
-class Gone(importlib.abc.MetaPathFinder):
+class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name.startswith("verl.trainer.ppo.v1"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-sys.meta_path.insert(0, Gone())
+sys.meta_path.insert(0, Finder())
 """
-V1, RAY = "verl.trainer.ppo.v1", "verl.trainer.ppo.ray_trainer"
-
-
-DROPPED = """
+WITHOUT_RAY_PPO_TRAINER = """
 from verl_ext.hooks import after_import
 
 after_import("verl.trainer.ppo.ray_trainer", lambda module: delattr(module, "RayPPOTrainer"))
 """
 
 
-@pytest.mark.parametrize(("before", "module", "default"), [(GONE, V1, True), (DROPPED, RAY, False)])
-def test_a_trainer_that_is_gone_is_a_failure_where_verls_main_starts_it(before: str, module: str, default: bool):
+@pytest.mark.parametrize(
+    ("before", "module", "is_default"),
+    [
+        (WITHOUT_DEFAULT_TRAINER, "verl.trainer.ppo.v1", True),
+        (WITHOUT_RAY_PPO_TRAINER, "verl.trainer.ppo.ray_trainer", False),
+    ],
+    ids=["default trainer", "RayPPOTrainer"],
+)
+def test_missing_trainer_is_an_error_if_it_is_the_default(before: str, module: str, is_default: bool):
+    """RayPPOTrainer is the default of a verl without the newer trainer."""
     status, out = doctor(before)
-    fails = default == has_default_trainer()
-    assert status == int(fails), out
-    assert a_line_says(out, "error" if fails else "note", module)
+    is_needed = is_default == has_default_trainer()
+    assert status == int(is_needed), out
+    assert a_line_says(out, "error" if is_needed else "note", module)
     assert states(out) <= {"ok", "note", "error"}
 
 
-WITHOUT = """
+WITHOUT_OPTIONAL_PACKAGES = """
 import importlib.metadata as metadata
 original = metadata.version
 
@@ -87,32 +89,33 @@ metadata.version = version
 """
 
 
-def test_an_optional_package_that_is_not_installed_is_a_note():
-    status, out = doctor(WITHOUT)
+def test_missing_optional_package_is_a_note():
+    status, out = doctor(WITHOUT_OPTIONAL_PACKAGES)
     assert status == 0, out
     assert a_line_says(out, "note", "vllm", "actor_rollout_ref.rollout.name=vllm"), out
     assert a_line_says(out, "note", "TransferQueue"), out
 
 
-# As where a package is not installed: no module of it can be found or has been imported.
-MISSING = """
+# No module of the packages can be found or has been imported, as if they were not installed.
+WITHOUT_PACKAGES = """
 import importlib.abc, sys
 
-class Missing(importlib.abc.MetaPathFinder):
+class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name.partition(".")[0] in {packages!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 for name in [name for name in sys.modules if name.partition(".")[0] in {packages!r}]:
     del sys.modules[name]
-sys.meta_path.insert(0, Missing())
+sys.meta_path.insert(0, Finder())
 """
 
 
 @pytest.mark.parametrize("packages", [["verl"], ["torch"], ["torch", "verl"], ["numpy", "torch", "verl", "omegaconf"]])
-def test_without_verl_or_torch_it_prints_a_report_with_errors_and_no_traceback(packages: list[str]):
+def test_report_without_verl_or_torch_has_errors_and_no_traceback(packages: list[str]):
     """In a new interpreter: the usual one has imported torch before."""
-    code = f"{MISSING.format(packages=packages)}\nfrom verl_ext.cli import main\nraise SystemExit(main(['doctor']))"
+    before = WITHOUT_PACKAGES.format(packages=packages)
+    code = f"{before}\nfrom verl_ext.cli import main\nraise SystemExit(main(['doctor']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -123,31 +126,35 @@ def test_without_verl_or_torch_it_prints_a_report_with_errors_and_no_traceback(p
     assert a_line_says(done.stdout, "error", "verl")  # verl cannot be imported without torch, either
 
 
-# What happens before, an environment variable, and the failures that are named.
-BROKEN = {
-    "plugins are switched off": (
-        "",
-        {"VERL_USE_EXTERNAL_PLUGINS": "none"},
-        [("VERL_USE_EXTERNAL_PLUGINS=none",), ("estimator dgpo",)],
-    ),
-    "verl has moved": (
-        "import verl.utils.config as c\nfrom verl_ext import hooks\n"
-        "hook = next(hook for hook in hooks.HOOKS if hook.module == c.__name__)\ndel c.validate_config\nhook.run(c)",
-        {},
-        [("verl.utils.config", "validate_config", f"verl {version('verl')}", *TESTED)],
-    ),
-    "verl is broken": (
-        "import sys, types\nsys.modules['verl'] = types.ModuleType('verl')",
-        {},
-        [("verl", "__version__")],
-    ),
-}
+RENAME_A_FUNCTION_OF_VERL = """
+import verl.utils.config
+from verl_ext import hooks
+
+hook = next(hook for hook in hooks.HOOKS if hook.module == "verl.utils.config")
+del verl.utils.config.validate_config
+hook.run(verl.utils.config)
+"""
+BREAK_VERL = """
+import sys, types
+
+sys.modules["verl"] = types.ModuleType("verl")
+"""
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_what_is_wrong_is_named(case: str):
-    before, environment, failures = BROKEN[case]
-    status, out = doctor(before, **environment)
+def test_plugins_that_are_switched_off_are_an_error():
+    status, out = doctor(VERL_USE_EXTERNAL_PLUGINS="none")
     assert status == 1
-    for failure in failures:
-        assert a_line_says(out, "error", *failure), out
+    assert a_line_says(out, "error", "VERL_USE_EXTERNAL_PLUGINS=none"), out
+    assert a_line_says(out, "error", "estimator dgpo"), out
+
+
+def test_function_that_verl_has_renamed_is_an_error_with_the_tested_versions():
+    status, out = doctor(RENAME_A_FUNCTION_OF_VERL)
+    assert status == 1
+    assert a_line_says(out, "error", "verl.utils.config", "validate_config", f"verl {version('verl')}", *TESTED), out
+
+
+def test_broken_verl_is_an_error():
+    status, out = doctor(BREAK_VERL)
+    assert status == 1
+    assert a_line_says(out, "error", "verl", "__version__"), out

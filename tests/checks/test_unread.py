@@ -1,15 +1,19 @@
-"""What verl does not read is warned of where somebody has typed it or written it in a file; a default is not."""
+"""Settings that verl does not read cause a warning if the user has set them. Defaults do not."""
+
+from dataclasses import dataclass
 
 import pytest
 from omegaconf import OmegaConf
 
-from tests.checks.fixes import ways
-from tests.checks.test_presets import judged
+from tests.checks.config_files import judge_config, write_config
+from tests.checks.fix_overrides import fix_alternatives
 from tests.facts import says
 from verl_ext.cli import main
 
-ACTOR, FUNCTION, KWARGS = "actor_rollout_ref.actor", "reward.custom_reward_function", "reward.reward_kwargs"
-# What is written, and the setting with which verl reads it.
+ACTOR = "actor_rollout_ref.actor"
+FUNCTION = "reward.custom_reward_function"
+KWARGS = "reward.reward_kwargs"
+MANAGER = "reward.reward_manager"
 UNREAD = {
     f"{ACTOR}.kl_loss_coef=0.01": f"{ACTOR}.use_kl_loss=True",
     "algorithm.kl_ctrl.kl_coef=0.01": "algorithm.use_kl_in_reward=True",
@@ -19,63 +23,97 @@ UNREAD = {
     "reward.reward_model.model_path=judge": "reward.reward_model.enable=True",
     f"{ACTOR}.clip_ratio=0.3": f"{ACTOR}.clip_ratio_low=0.3",
 }
-READ = [*UNREAD.values()]
-PENALTY = (f"+{KWARGS}.overlong_buffer_cfg={{enable: true, len: 9}}", f"+{KWARGS}.max_resp_len=99")
-GDPO, GRPO, MANAGER = "verl_ext: gdpo, ", "algorithm.adv_estimator=grpo", "reward.reward_manager"
-DAPO = f"{MANAGER}.name=dapo"
+"""Settings that verl does not read by default, each with the switch with which verl reads it."""
+SWITCHES = tuple(UNREAD.values())
+SWITCHED_OFF = tuple(switch.replace("True", "False") for switch in SWITCHES)
+GRPO = "algorithm.adv_estimator=grpo"
 KEYS = "+algorithm.rewards.keys=[acc,format]"
 
 
 @pytest.fixture
-def warned(tmp_path):
-    """The warnings about a command line, with these settings and presets in the user's file."""
+def warnings_about(tmp_path):
+    """Return a function that returns the warnings about a command line and a file with these settings and presets."""
 
-    def judge(*overrides, file=("trainer.project_name=mine",), presets=""):
-        head = f"hydra: {{searchpath: ['pkg://verl.trainer.config']}}\ndefaults: [ppo_trainer, {presets}_self_]\n"
-        (tmp_path / "mine.yaml").write_text(head + OmegaConf.to_yaml(OmegaConf.from_dotlist([*file])))
-        return [finding for finding in judged(tmp_path, *overrides).findings if finding.severity == "warning"]
+    def judge(*overrides, file=("trainer.project_name=mine",), preset=None):
+        defaults = ["ppo_trainer", *([{"verl_ext": preset}] if preset else []), "_self_"]
+        settings = OmegaConf.to_yaml(OmegaConf.from_dotlist(list(file)))
+        write_config(tmp_path, OmegaConf.to_yaml({"defaults": defaults}) + settings)
+        findings = judge_config(tmp_path, *overrides).findings
+        return [finding for finding in findings if finding.severity == "warning"]
 
     return judge
 
 
-@pytest.mark.parametrize("place", ["typed", "in the file"])
-def test_each_is_warned_of_with_the_setting_that_it_needs(place, warned):
-    warnings = warned(GRPO, *UNREAD) if place == "typed" else warned(GRPO, file=UNREAD)
+@pytest.mark.parametrize("place", ["command line", "file"])
+def test_each_unread_setting_has_a_warning_with_its_switch(place, warnings_about):
+    warnings = warnings_about(GRPO, *UNREAD) if place == "command line" else warnings_about(GRPO, file=UNREAD)
     assert len(warnings) == len(UNREAD)
-    for given, switch in UNREAD.items():
-        (warning,) = (warning for warning in warnings if says(warning, given.split("=")[0], switch))
-        read, removed = ways(warning.fix)
-        assert switch in read[0]
-        assert removed[1] == [given.split("=")[0]]
+    for override, switch in UNREAD.items():
+        setting = override.partition("=")[0]
+        (warning,) = [warning for warning in warnings if says(warning, setting, switch)]
+        switched_on, removed = fix_alternatives(warning.fix)
+        assert switch in switched_on[0]
+        assert removed[1] == [setting]
 
 
-def test_what_is_a_default_or_0_or_deleted_or_in_a_file_of_verls_is_not(warned, capsys):
-    typed = (f"~{ACTOR}.kl_loss_coef", f"{ACTOR}.clip_ratio=0.2", "algorithm.kl_ctrl={kl_coef: 0.0, horizon: null}")
-    assert warned(GRPO, *typed, file=[f"{ACTOR}.kl_loss_coef=1"]) == []
+NOT_SET = {
+    "deleted": f"~{ACTOR}.kl_loss_coef",
+    "a default": f"{ACTOR}.clip_ratio=0.2",
+    "0 or null": "algorithm.kl_ctrl={kl_coef: 0.0, horizon: null}",
+}
+
+
+def test_deleted_and_default_settings_have_no_warning(warnings_about):
+    assert warnings_about(GRPO, *NOT_SET.values(), file=[f"{ACTOR}.kl_loss_coef=1"]) == []
+
+
+def test_settings_of_a_file_of_verl_have_no_warning(capsys):
     main(["check", "--config-path=config", GRPO, "actor_rollout_ref.rollout.n=8"])
     assert says(capsys.readouterr().out, "0 warnings")
 
 
-# Presets of the file, the command line, and facts of the one warning, or none.
-WARNED = {
-    "switched on": ("", (GRPO, *UNREAD, *READ), ()),
-    "switched off in so many words": ("", (GRPO, *UNREAD, *(switch.replace("True", "False") for switch in READ)), ()),
-    "arguments of naive": ("", (GRPO, *PENALTY), ("naive", f"{KWARGS}.max_resp_len", "name=dapo")),
-    "one that dapo lacks": ("", (GRPO, DAPO, f"+{KWARGS}.max_len=9"), ("dapo", f"{KWARGS}.max_len", "max_resp_len")),
-    "those that dapo has": ("", (GRPO, DAPO, *PENALTY), ()),
-    "a manager by another name": ("", (GRPO, f"{MANAGER}.name=mine", *PENALTY), ()),
-    "a manager in a file": ("", (GRPO, f"{MANAGER}.source=importlib", *PENALTY), ()),
-    "a preset that cpu replaces": (GDPO, ("verl_ext=cpu",), ("'verl_ext=[cpu,gdpo]'",)),
-    "keys without a preset": ("", ("+verl_ext=cpu", KEYS), ("'+verl_ext=[cpu,gdpo]'",)),
-    "both presets": (GDPO, ("verl_ext=[cpu,gdpo]", KEYS[1:]), ()),
-    "keys of grpo": (GDPO, ("verl_ext=cpu", KEYS, GRPO), ()),
-    "keys of a gae that is chosen": (GDPO, ("verl_ext=cpu", KEYS, "algorithm.adv_estimator=gae"), ()),
-    "verl's gae": ("", ("+verl_ext=cpu",), ()),
-}  # fmt: skip
+@dataclass(frozen=True)
+class Case:
+    """A command line, the preset of the file, and facts of the only warning. Without facts, there is no warning."""
+
+    overrides: tuple[str, ...]
+    preset: str | None = None
+    warning: tuple[str, ...] = ()
 
 
-@pytest.mark.parametrize("case", WARNED)
-def test_only_what_is_not_read_is_warned_of(case, warned):
-    presets, overrides, wanted = WARNED[case]
-    warnings = warned(*overrides, presets=presets)
-    assert [says(text, *wanted) for text in warnings] == [True] * bool(wanted), warnings
+PENALTY = (f"+{KWARGS}.overlong_buffer_cfg={{enable: true, len: 9}}", f"+{KWARGS}.max_resp_len=99")
+DAPO = f"{MANAGER}.name=dapo"
+SWITCH_CASES = {
+    "switched on": Case((GRPO, *UNREAD, *SWITCHES)),
+    "switched off by the user": Case((GRPO, *UNREAD, *SWITCHED_OFF)),
+}
+MANAGER_CASES = {
+    "arguments that naive does not read": Case(
+        (GRPO, *PENALTY), warning=("naive", f"{KWARGS}.max_resp_len", "name=dapo")
+    ),
+    "an argument that dapo does not read": Case(
+        (GRPO, DAPO, f"+{KWARGS}.max_len=9"), warning=("dapo", f"{KWARGS}.max_len", "max_resp_len")
+    ),
+    "arguments that dapo reads": Case((GRPO, DAPO, *PENALTY)),
+    "a manager by another name": Case((GRPO, f"{MANAGER}.name=mine", *PENALTY)),
+    "a manager in a file": Case((GRPO, f"{MANAGER}.source=importlib", *PENALTY)),
+}
+CPU_PRESET_CASES = {
+    "a preset that cpu replaces": Case(("verl_ext=cpu",), preset="gdpo", warning=("'verl_ext=[cpu,gdpo]'",)),
+    "keys without a preset": Case(("+verl_ext=cpu", KEYS), warning=("'+verl_ext=[cpu,gdpo]'",)),
+    "both presets": Case(("verl_ext=[cpu,gdpo]", KEYS[1:]), preset="gdpo"),
+    "keys of grpo": Case(("verl_ext=cpu", KEYS, GRPO), preset="gdpo"),
+    "keys of a selected gae": Case(("verl_ext=cpu", KEYS, "algorithm.adv_estimator=gae"), preset="gdpo"),
+    "verl's gae": Case(("+verl_ext=cpu",)),
+}
+CASES = {**SWITCH_CASES, **MANAGER_CASES, **CPU_PRESET_CASES}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_only_settings_that_verl_does_not_read_have_a_warning(case, warnings_about):
+    warnings = warnings_about(*case.overrides, preset=case.preset)
+    if case.warning:
+        (warning,) = warnings
+        assert says(warning, *case.warning)
+    else:
+        assert warnings == []

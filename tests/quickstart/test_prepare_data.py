@@ -1,3 +1,5 @@
+"""The tokenizer and the data of the supervised warm-up of the quickstart."""
+
 import random
 from pathlib import Path
 
@@ -14,7 +16,7 @@ def tokenizer():
     return make_tokenizer()
 
 
-def test_a_saved_tokenizer_gives_every_text_back(tokenizer, tmp_path):
+def test_saved_tokenizer_decodes_every_response_to_itself(tokenizer, tmp_path):
     from transformers import AutoTokenizer
 
     tokenizer.save_pretrained(tmp_path)
@@ -29,24 +31,26 @@ def test_a_saved_tokenizer_gives_every_text_back(tokenizer, tmp_path):
         assert loaded.decode([*tokens, loaded.eos_token_id], skip_special_tokens=True) == text
 
 
-def test_prompts_and_answers_fit_into_the_lengths_of_the_recipe(tokenizer):
+def test_prompts_and_responses_fit_into_the_lengths_of_the_recipe(tokenizer):
     import yaml
 
     data = yaml.safe_load(BASE.read_text())["data"]
     rng = random.Random(0)
     for _ in range(500):
-        prompt, answer = encode(tokenizer, draw(rng))
+        prompt, response = encode(tokenizer, draw(rng))
         assert len(prompt) <= data["max_prompt_length"]
-        assert len(answer) <= data["max_response_length"]
+        assert len(response) <= data["max_response_length"]
 
 
-def test_the_labels_are_the_answers_tokens_and_nothing_of_the_prompt_or_padding(tokenizer):
+def test_labels_are_the_tokens_of_the_response(tokenizer):
+    """All other labels are -100, which a cross-entropy loss ignores."""
     batch = next(batches(tokenizer, seed=3))
     rng = random.Random(3)
     for row in range(4):
-        prompt, answer = encode(tokenizer, draw(rng))
+        prompt, response = encode(tokenizer, draw(rng))
+        end_of_response = len(prompt) + len(response)
         labels = batch["labels"][row].tolist()
         assert labels[: len(prompt)] == [-100] * len(prompt)
-        assert labels[len(prompt) : len(prompt) + len(answer)] == answer
-        assert set(labels[len(prompt) + len(answer) :]) <= {-100}
-        assert int(batch["attention_mask"][row].sum()) == len(prompt) + len(answer)
+        assert labels[len(prompt) : end_of_response] == response
+        assert set(labels[end_of_response:]) <= {-100}
+        assert int(batch["attention_mask"][row].sum()) == end_of_response

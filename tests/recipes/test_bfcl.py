@@ -1,4 +1,4 @@
-"""The BFCL evaluation: prompts, reading of calls, the format figure, and bfcl-eval itself where it is installed."""
+"""The BFCL evaluation: prompts, calls, the fraction of correct formats, and bfcl-eval where it is installed."""
 
 import json
 import os
@@ -32,29 +32,29 @@ SYSTEM = (
 CALL = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
 
 
-CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def test_a_template_is_a_prompt_with_other_tools():
+def test_template_is_a_prompt_with_other_tools():
     template = template_of(SYSTEM)
     assert template == SYSTEM.partition("1. Name")[0] + "{tools}" + "\n\n**Output Format**\n<think>...</think>"
     assert system_prompt(template, TOOLS) == SYSTEM
     assert "3." not in describe(TOOLS)
 
 
-def test_a_prompt_without_a_list_of_tools_is_refused():
+def test_prompt_without_a_list_of_tools_is_rejected():
     with pytest.raises(ValueError, match=facts("template", "{tools}")):
         template_of("no tools")
 
 
-def test_a_dialogue_is_one_message_in_the_form_of_the_data():
-    two = CALL.replace("</tool_call>", '{"name": "g.h", "parameters": {}}\n</tool_call>')
+def test_dialogue_is_one_message_in_the_format_of_the_data():
+    two_calls = CALL.replace("</tool_call>", '{"name": "g.h", "parameters": {}}\n</tool_call>')
     messages = [
         {"role": "system", "content": "not here"},
         {"role": "user", "content": " call f "},
         {"role": "assistant", "content": f"{CALL}\n"},
         {"role": "tool", "name": "f", "content": '{"done": true, "unit": "°C"}'},
-        {"role": "assistant", "content": two},
+        {"role": "assistant", "content": two_calls},
         {"role": "tool", "name": "f", "content": "Error during execution: no °C"},
         {"role": "tool", "name": "g.h", "content": "12"},
         {"role": "assistant", "content": "<think> t </think>\n<response> done </response>"},
@@ -63,21 +63,29 @@ def test_a_dialogue_is_one_message_in_the_form_of_the_data():
     assert dialogue(messages) == (
         f"**Dialogue Records History**\n<user> call f </user>\n\n{CALL}\n"
         '<obs> [{"name": "f", "results": {"done": true, "unit": "\\u00b0C"}}] </obs>\n\n'
-        f'{two}\n<obs> [{{"name": "f", "results": "Error during execution: no \\u00b0C"}}, '
+        f'{two_calls}\n<obs> [{{"name": "f", "results": "Error during execution: no \\u00b0C"}}, '
         '{"name": "g.h", "results": "12"}] </obs>\n\n'
         "<think> t </think>\n<response> done </response>\n\n<user> again </user>"
     )
 
 
-def test_calls_are_read_from_the_last_block():
-    twice = CALL.replace('"f"', '"old"') + CALL
-    assert as_data(twice) == [{"f": {"a": 1}}]
-    assert as_data(twice.removesuffix("</tool_call>")) == [{"f": {"a": 1}}]
+def test_calls_are_those_of_the_last_block():
+    two_blocks = CALL.replace('"f"', '"old"') + CALL
+    assert as_data(two_blocks) == [{"f": {"a": 1}}]
+    unclosed = two_blocks.removesuffix("</tool_call>")
+    assert as_data(unclosed) == [{"f": {"a": 1}}]
+
+
+def test_response_without_calls_has_no_data():
     assert as_data("<think> t </think>\n<response> no tool fits </response>") == []
-    assert as_code(CALL.replace("1}", '"it\'s", "b": true}')) == ['f(a="it\'s", b=True)']
 
 
-# A line of the block, and what is read from it: for comparing, for executing.
+def test_code_of_a_call_has_the_values_of_python():
+    response = CALL.replace("1}", '"it\'s", "b": true}')
+    assert as_code(response) == ['f(a="it\'s", b=True)']
+
+
+# Lines of a block, each with the data that is compared and the code that is executed.
 LINES = {
     "": ([], []),
     "I call f": ([], []),
@@ -93,20 +101,20 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_line_that_is_no_call_is_skipped_and_the_others_count(line):
+def test_line_that_is_no_call_is_skipped_and_the_others_are_not(line):
     data, code = LINES[line]
-    last = '{"name": "g", "parameters": {}}'
-    answer = CALL.replace("\n</tool_call>", f"\n{line}\n{last}\n</tool_call>")
-    assert as_data(answer) == [{"f": {"a": 1}}, *data, {"g": {}}]
-    assert as_code(answer) == ["f(a=1)", *code, "g()"]
+    last_line = '{"name": "g", "parameters": {}}'
+    response = CALL.replace("\n</tool_call>", f"\n{line}\n{last_line}\n</tool_call>")
+    assert as_data(response) == [{"f": {"a": 1}}, *data, {"g": {}}]
+    assert as_code(response) == ["f(a=1)", *code, "g()"]
 
 
-def test_a_call_that_cannot_be_executed_ends_the_turn():
+def test_call_that_cannot_be_executed_is_an_error():
     with pytest.raises(ValueError, match="parameters"):
         as_code('<tool_call>\n{"name": "f", "parameters": [1]}\n</tool_call>')
 
 
-CORRECT = {
+IS_CORRECT = {
     CALL: True,
     f" {CALL}\n": True,
     "<think> t </think>\n<response> hi </response>": True,
@@ -115,56 +123,81 @@ CORRECT = {
     CALL.replace("</think>\n", "</think>"): False,
     "<response> hi </response>": False,
 }
+"""Responses, and whether their format is correct."""
 
 
-def test_the_correct_format_of_results(tmp_path, capsys):
-    assert {answer: correct_format.is_correct(answer) for answer in CORRECT} == CORRECT
-    simple = [{"id": f"simple_{n}", "result": answer} for n, answer in enumerate(CORRECT)]
-    turns = [{"id": "multi_turn_base_0", "result": [[CALL, "no"], [], [CALL.replace(" t ", "\u2028")]]}]
-    lost = [{"id": "multi_turn_base_1", "result": "Error during inference: no server", "traceback": "..."}]
-    for name, records in (("BFCL_v3_simple", simple), ("BFCL_v3_multi_turn_base", turns + lost)):
-        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        (tmp_path / f"{name}_result.json").write_text(lines, encoding="utf-8")
+@pytest.mark.parametrize("response", IS_CORRECT)
+def test_format_of_a_response_is_judged(response):
+    assert correct_format.is_correct(response) == IS_CORRECT[response]
+
+
+def write_results(folder, category, records):
+    """Write the results of a category as bfcl-eval does."""
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    (folder / f"BFCL_v3_{category}_result.json").write_text("".join(lines), encoding="utf-8")
+
+
+def test_fraction_of_correct_formats_is_printed(tmp_path, capsys):
+    """The category of several turns has two correct responses and an incorrect one. One dialogue has failed."""
+    simple = [{"id": f"simple_{number}", "result": response} for number, response in enumerate(IS_CORRECT)]
+    turns = [[CALL, "no"], [], [CALL.replace(" t ", "\u2028")]]
+    multi_turn = [
+        {"id": "multi_turn_base_0", "result": turns},
+        {"id": "multi_turn_base_1", "result": "Error during inference: no server", "traceback": "..."},
+    ]
+    write_results(tmp_path, "simple", simple)
+    write_results(tmp_path, "multi_turn_base", multi_turn)
     assert correct_format.main(tmp_path) == 0
-    shown = capsys.readouterr().out
-    assert a_line_says(shown, "BFCL_v3_simple", 4, 7, "57.14")
-    assert a_line_says(shown, "BFCL_v3_multi_turn_base", 2, 3, "66.67")
-    assert a_line_says(shown, "correct format", 6, 10, "60.00")
-    assert a_line_says(shown, "bfcl-eval", 1, "traceback")
+    printed = capsys.readouterr().out
+    assert a_line_says(printed, "BFCL_v3_simple", 4, 7, "57.14")
+    assert a_line_says(printed, "BFCL_v3_multi_turn_base", 2, 3, "66.67")
+    assert a_line_says(printed, "correct format", 6, 10, "60.00")
+    assert a_line_says(printed, "bfcl-eval", 1, "traceback")
+
+
+def test_missing_folder_of_results_is_an_error(tmp_path):
     assert correct_format.main(tmp_path / "nowhere") == 1
 
 
-def test_the_template_is_taken_from_prepared_data(tmp_path):
+def run_bfcl(home, *arguments, python=BFCL_PYTHON, **variables):
+    """Run `run.py`, which must succeed, and return its output."""
+    done = subprocess.run(
+        [str(python), str(RUN), *arguments],
+        env={**ENVIRONMENT, "BFCL_PROJECT_ROOT": str(home), **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_template_is_taken_from_prepared_data(tmp_path):
     import pyarrow
     import pyarrow.parquet
 
     prompt = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "u"}]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": prompt}]), tmp_path / "train.parquet")
-    done = subprocess.run(
-        [BFCL_PYTHON or sys.executable, RUN, "template", tmp_path / "train.parquet"],
-        env={**CLEAN, "BFCL_PROJECT_ROOT": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    data = tmp_path / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": prompt}]), data)
+    run_bfcl(tmp_path / "home", "template", str(data), python=BFCL_PYTHON or sys.executable)
     assert (tmp_path / "home/template.txt").read_text() == template_of(SYSTEM)
 
 
-class Model(BaseHTTPRequestHandler):
-    """A server of completions which answers every BFCL question in the same way."""
+class CompletionServer(BaseHTTPRequestHandler):
+    """A server of completions that gives the same response to every question of BFCL, and records the prompts."""
 
-    asked: list[str]
-    answer: str
+    prompts: list[str]
+    response: str
 
     def do_GET(self):
         self.reply({"object": "list", "data": []})
 
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(request["prompt"])
+        self.prompts.append(request["prompt"])
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        choice = {"index": 0, "text": self.answer, "finish_reason": "stop", "logprobs": None}
+        choice = {"index": 0, "text": self.response, "finish_reason": "stop", "logprobs": None}
         self.reply(
             {"id": "1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
         )
@@ -181,67 +214,66 @@ class Model(BaseHTTPRequestHandler):
         pass
 
 
+# simple_0 asks for the area of a triangle with a base of 10 units and a height of 5.
+AREA_CALL = CALL.replace('"f"', '"calculate_triangle_area"').replace(
+    '{"a": 1}', '{"base": 10, "height": 5, "unit": "units"}'
+)
+MODEL_NAME = "verl-ext-tool-calling"
+
+
+@pytest.fixture
+def completion_server():
+    """Start a server whose only response is `AREA_CALL`."""
+    CompletionServer.prompts = []
+    CompletionServer.response = AREA_CALL
+    server = ThreadingHTTPServer(("127.0.0.1", 0), CompletionServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def assert_prompts_have_the_format_of_the_training_data(prompts):
+    """Assert what the model sees of tools, of earlier turns and of system messages."""
+    tool, question = "1. Name: calculate_triangle_area", "<user> Find the area"
+    assert any(tool in prompt and question in prompt for prompt in prompts)
+    # In several turns the model sees its response and the result of its call.
+    result = '<obs> [{"name": "calculate_triangle_area", "results": "Error during execution: '
+    assert any(f"{AREA_CALL}\n{result}" in prompt for prompt in prompts)
+    # live_simple_66 has a system message, which is dropped as in ToolRL's handler.
+    (live_prompt,) = [prompt for prompt in prompts if "item IDs 102" in prompt]
+    assert "Requirement Extractor" not in live_prompt
+
+
+def scores_of(home, category):
+    """Return the first line of the scores of a category."""
+    file = home / f"score/{MODEL_NAME}/BFCL_v3_{category}_score.json"
+    return json.loads(file.read_text().splitlines()[0])
+
+
 @pytest.mark.slow
 @needs_bfcl
-def test_bfcl_generates_and_scores_with_our_handler(tmp_path, tiny):
-    """bfcl-eval's own questions, base class, checkers and tables, with a model that knows one answer."""
+def test_bfcl_generates_and_scores_with_the_handler_of_the_recipe(tmp_path, tiny, completion_server):
+    """The questions, the base class, the checkers and the tables are those of bfcl-eval."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "template.txt").write_text(template_of(SYSTEM))
     ids = {"multi_turn_base": ["multi_turn_base_0"], "live_simple": ["live_simple_66-30-0"]}
     (home / "test_case_ids_to_generate.json").write_text(json.dumps(ids))
-    Model.asked = []
-    # simple_0 asks for the area of a triangle with a base of 10 units and a height of 5.
-    Model.answer = CALL.replace('"f"', '"calculate_triangle_area"').replace(
-        '{"a": 1}', '{"base": 10, "height": 5, "unit": "units"}'
-    )
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    variables = {
-        **CLEAN,
-        "BFCL_PROJECT_ROOT": str(home),
-        "VLLM_ENDPOINT": "127.0.0.1",
-        "VLLM_PORT": str(server.server_port),
-    }
+    address = {"VLLM_ENDPOINT": "127.0.0.1", "VLLM_PORT": str(completion_server.server_port)}
 
-    def run(*arguments):
-        done = subprocess.run(
-            [str(BFCL_PYTHON), str(RUN), *arguments],
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        return done.stdout
+    generate = ("generate", "--skip-server-setup", "--local-model-path", str(tiny / "model"))
+    run_bfcl(home, *generate, "--test-category", "irrelevance,simple", **address)
+    run_bfcl(home, *generate, "--run-ids", **address)
+    assert_prompts_have_the_format_of_the_training_data(CompletionServer.prompts)
 
-    given = ("generate", "--skip-server-setup", "--local-model-path", str(tiny / "model"))
-    try:
-        run(*given, "--test-category", "irrelevance,simple")
-        run(*given, "--run-ids")
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert any(
-        "1. Name: calculate_triangle_area" in prompt and "<user> Find the area" in prompt for prompt in Model.asked
-    )
-    # In several turns the model sees what it said and what came of it, in the form of the training data.
-    returned = '<obs> [{"name": "calculate_triangle_area", "results": "Error during execution: '
-    assert any(f"{Model.answer}\n{returned}" in prompt for prompt in Model.asked)
-    # live_simple_66 has a system message, which is dropped as in ToolRL's handler.
-    (live,) = (prompt for prompt in Model.asked if "item IDs 102" in prompt)
-    assert "Requirement Extractor" not in live
-    results = home / "result/verl-ext-tool-calling"
-    assert "correct format" in run("correct-format", str(results))
+    results = home / "result" / MODEL_NAME
+    assert "correct format" in run_bfcl(home, "correct-format", str(results), **address)
     assert len((results / "BFCL_v3_multi_turn_base_result.json").read_text().splitlines()) == 1
-    run("evaluate", "--test-category", "irrelevance,simple")
-    scores = {}
-    for category in ("simple", "irrelevance"):
-        path = home / f"score/verl-ext-tool-calling/BFCL_v3_{category}_score.json"
-        scores[category] = json.loads(path.read_text().splitlines()[0])
-    # The one answer is right for simple_0 alone, and a call where none fits is wrong.
-    assert scores["simple"]["correct_count"] == 1
-    assert scores["simple"]["total_count"] > 100
-    assert scores["irrelevance"]["correct_count"] == 0
-    assert "verl-ext-tool-calling" in (home / "score/data_overall.csv").read_text()
+
+    run_bfcl(home, "evaluate", "--test-category", "irrelevance,simple", **address)
+    # The response is correct only for simple_0. A call is incorrect if no tool is relevant.
+    assert scores_of(home, "simple")["correct_count"] == 1
+    assert scores_of(home, "simple")["total_count"] > 100
+    assert scores_of(home, "irrelevance")["correct_count"] == 0
+    assert MODEL_NAME in (home / "score/data_overall.csv").read_text()

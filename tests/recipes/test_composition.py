@@ -1,4 +1,4 @@
-"""Every config of the recipes: what it composes to. The parts of the recipe of per-turn rewards."""
+"""The configs of the recipes, and the recipe with per-turn rewards."""
 
 import json
 import random
@@ -14,92 +14,138 @@ from verl_ext.checks.judge import judge
 from verl_ext.checks.unread import leaves
 from verl_ext.cli import main
 
-# Published as they are: several updates a step, and a filter of groups below HA-DW.
-WARNED = ("tool_calling/dgpo", "math/hadw-dapo")
+# With the settings of their papers: several updates per step, and a filter of groups with hadw.
+CONFIGS_WITH_WARNINGS = ("tool_calling/dgpo", "math/hadw-dapo")
+# A variant such as `grpo-clean` changes nothing that the preset cpu sets.
+CONFIGS_WITHOUT_VARIANTS = [name for name in CONFIGS if "-" not in name]
 
 
 def values_of(config):
-    """Path to value, before interpolations are resolved."""
+    """Return the values by their paths, before interpolations are resolved."""
     return dict(leaves(OmegaConf.to_container(config, resolve=False)))
 
 
-@pytest.mark.parametrize(
-    ("name", "cpu"),
-    # A variant differs from the config that it varies in nothing that the CPU changes.
-    [*((name, False) for name in CONFIGS), *((name, True) for name in CONFIGS if "-" not in name)],
-)
-def test_every_config_is_named_like_its_file_and_passes_the_check(name, cpu, capsys, monkeypatch):
-    judged = []
-    monkeypatch.setattr(check_command, "judge", lambda config: judged.append(config) or judge(config))
-    status = main(["check", "--config-path", str(RECIPES), "--config-name", name, *([on_the_cpu(name)] if cpu else [])])
-    shown = capsys.readouterr().out
-    assert status == 0, shown
-    assert name in WARNED or not re.search(r"[1-9]\d* warning", shown), shown
-    (config,) = judged
+@pytest.fixture
+def check_config(capsys, monkeypatch):
+    """Return a function that runs `check` for a config, and returns its status, its output and the configuration."""
+    judged_configs = []
+
+    def record_and_judge(config):
+        judged_configs.append(config)
+        return judge(config)
+
+    monkeypatch.setattr(check_command, "judge", record_and_judge)
+
+    def check(name, *overrides):
+        status = main(["check", "--config-path", str(RECIPES), "--config-name", name, *overrides])
+        (config,) = judged_configs
+        return status, capsys.readouterr().out, config
+
+    return check
+
+
+def assert_is_valid(name, status, output, config):
+    """Assert that a config has no findings, and that its folders and its estimator are those of its name."""
+    assert status == 0, output
+    if name not in CONFIGS_WITH_WARNINGS:
+        assert not re.search(r"[1-9]\d* warning", output), output
     assert f"{config.trainer.project_name}/{config.trainer.experiment_name}" == name
     assert config.trainer.default_local_dir == f"outputs/{name}/checkpoints"
-    assert config.algorithm.adv_estimator == estimator(name)
     assert config.trainer.max_actor_ckpt_to_keep == 2  # a checkpoint takes 18 GB and more
-    if cpu:  # it loses what needs a GPU
-        assert (config.trainer.device, config.actor_rollout_ref.rollout.name) == ("cpu", "embedded")
-        assert not config.actor_rollout_ref.model.use_remove_padding
-        assert config.trainer.n_gpus_per_node == 1
+    assert config.algorithm.adv_estimator == estimator(name)
 
 
-RUNS = re.findall(r"^\|[^|]*\| `([\w-]+) (.*=.*)` \|$", (RECIPES / "math/README.md").read_text(), re.MULTILINE)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config_passes_the_check(name, check_config):
+    status, output, config = check_config(name)
+    assert_is_valid(name, status, output, config)
+
+
+@pytest.mark.parametrize("name", CONFIGS_WITHOUT_VARIANTS)
+def test_config_with_the_preset_cpu_needs_no_gpu(name, check_config):
+    status, output, config = check_config(name, on_the_cpu(name))
+    assert_is_valid(name, status, output, config)
+    assert config.trainer.device == "cpu"
+    assert config.actor_rollout_ref.rollout.name == "embedded"
+    assert not config.actor_rollout_ref.model.use_remove_padding
+    assert config.trainer.n_gpus_per_node == 1
+
+
+README_OF_MATH = (RECIPES / "math/README.md").read_text()
+RUNS = re.findall(r"^\|[^|]*\| `([\w-]+) (.*=.*)` \|$", README_OF_MATH, re.MULTILINE)
+
+
+def test_readme_of_math_has_seven_runs():
+    assert len(RUNS) == 7
 
 
 @pytest.mark.parametrize(("name", "settings"), RUNS)
-def test_the_runs_of_the_readme_of_math_pass_the_check(name, settings):
-    assert len(RUNS) == 7
+def test_run_of_the_readme_of_math_passes_the_check(name, settings):
     assert main(["check", "--config-path", str(RECIPES), "--config-name", f"math/{name}", *settings.split()]) == 0
 
 
+SECTIONS_OF_VERL_EXT = ("algorithm.gdpo.", "algorithm.rewards.", "algorithm.verl_ext.", "verl_ext_presets")
+
+
 @pytest.mark.parametrize(
-    ("one", "other"), [("gsm8k/gdpo", "gsm8k/grpo"), ("tool_calling/gdpo", "tool_calling/grpo-clean")]
+    ("gdpo", "grpo"), [("gsm8k/gdpo", "gsm8k/grpo"), ("tool_calling/gdpo", "tool_calling/grpo-clean")]
 )
-def test_the_configs_that_are_compared_differ_in_nothing_but_the_estimator(one, other):
-    left, right = values_of(composed(one)), values_of(composed(other))
-    different = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
-    ours = ("algorithm.gdpo.", "algorithm.rewards.", "algorithm.verl_ext.", "verl_ext_presets")
-    others = {name for name in different if not name.startswith(ours)}
-    assert others == {"algorithm.adv_estimator", "trainer.experiment_name"}
+def test_compared_configs_differ_only_in_the_estimator(gdpo, grpo):
+    values_of_gdpo = values_of(composed(gdpo))
+    values_of_grpo = values_of(composed(grpo))
+    different = set()
+    for path in values_of_gdpo.keys() | values_of_grpo.keys():
+        if values_of_gdpo.get(path) != values_of_grpo.get(path) and not path.startswith(SECTIONS_OF_VERL_EXT):
+            different.add(path)
+    assert different == {"algorithm.adv_estimator", "trainer.experiment_name"}
 
 
 PAGE = RECIPES.parent / "docs/pages/turns.md"
 
 
 @pytest.mark.parametrize("name", ["per_turn", "outcome"])
-def test_a_config_passes_the_check(name, capsys):
+def test_config_of_turns_passes_the_check(name, capsys):
     status = main(["check", "--config-path", str(RECIPES), "--config-name", f"turns/{name}"])
-    out = capsys.readouterr().out
-    assert status == 0, out
-    assert a_line_says(out, "rewards", "right") == (name == "per_turn")
+    output = capsys.readouterr().out
+    assert status == 0, output
+    assert a_line_says(output, "rewards", "right") == (name == "per_turn")
 
 
-def test_the_model_is_warmed_up_on_what_the_reward_function_and_the_tool_read():
+def test_warm_up_sessions_get_the_rewards_of_their_turns():
+    """A session is a list of texts, each with whether the model has written it. The first text is the prompt."""
     from recipes.turns import prepare_data, reward
 
     rng = random.Random(0)
     for _ in range(50):
-        parts = prepare_data.session(rng)
-        text = "".join(re.sub("</?s>", "", part) for part, _ in parts[1:])  # as verl decodes a response
-        turns = [part for part, own in parts if own]
-        asked = [re.sub(r"</?s>|\s", "", part) for part, own in parts if not own]
-        found = reward.compute_score("keys", text, asked[0], {"num_turns": 2 * len(turns)})
-        entries = [float(turn[0] == letter) for turn, letter in zip(turns, asked, strict=False)]
-        assert json.loads(found["right"]) == entries
-        assert found["score"] == sum(entries)
+        session = prepare_data.session(rng)
+        turns = [text for text, is_of_model in session if is_of_model]
+        requested_letters = [re.sub(r"</?s>|\s", "", text) for text, is_of_model in session if not is_of_model]
+        expected = [float(turn[0] == letter) for turn, letter in zip(turns, requested_letters, strict=False)]
+
+        response = "".join(re.sub("</?s>", "", text) for text, _ in session[1:])  # as verl decodes a response
+        result = reward.compute_score("keys", response, requested_letters[0], {"num_turns": 2 * len(turns)})
+        assert json.loads(result["right"]) == expected
+        assert result["score"] == sum(expected)
 
 
-def test_the_function_to_copy_returns_an_entry_for_each_turn():
+@pytest.fixture
+def reward_function_of_the_page():
+    """Return the function of the first Python block of docs/pages/turns.md."""
     block = re.search(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     assert block is not None
-    space = {}
-    exec(block[1], space)
-    call, answer = '<tool_call>{"name": "a"}</tool_call>', "\nuser\n<tool_response>7</tool_response>\nassistant\n"
-    for number in (7, 17):
-        text = f"{call}{answer}<tool_call>{{</tool_call>{answer}it is {number}"
-        found = space["compute_score"]("x", text, "7", {"num_turns": 6})
-        assert json.loads(found["call_ok"]) == [1.0, 0.0, 0.0]
-        assert found["score"] == found["right"] == float(number == 7)
+    module = {}
+    exec(block[1], module)
+    return module["compute_score"]
+
+
+@pytest.mark.parametrize(("number", "is_correct"), [(7, 1.0), (17, 0.0)])
+def test_reward_function_of_the_page_returns_an_entry_for_each_turn(reward_function_of_the_page, number, is_correct):
+    """The first turn is a valid call, the second an invalid one, and the third an answer."""
+    result_of_tool = "\nuser\n<tool_response>7</tool_response>\nassistant\n"
+    valid_call = '<tool_call>{"name": "a"}</tool_call>'
+    invalid_call = "<tool_call>{</tool_call>"
+    response = f"{valid_call}{result_of_tool}{invalid_call}{result_of_tool}it is {number}"
+    result = reward_function_of_the_page("x", response, "7", {"num_turns": 6})
+    assert json.loads(result["call_ok"]) == [1.0, 0.0, 0.0]
+    assert result["right"] == is_correct
+    assert result["score"] == is_correct

@@ -1,4 +1,4 @@
-"""The two real tasks of scripts/evidence: parts of the data, examples, and the page."""
+"""The two real tasks of scripts/evidence: the splits of the data, examples, and numbers of the pages."""
 
 import doctest
 import importlib
@@ -18,78 +18,131 @@ from tests.recipes.launchers import RECIPES
 from verl_ext.rewards.tool_calling import check_ground_truth
 
 SCRIPTS = RECIPES.parent / "scripts/evidence"
+PAGES = RECIPES.parent / "docs/pages"
 sys.path.insert(0, str(SCRIPTS))
 MODULES = {name: importlib.import_module(name) for name in ("real.cold_start", "real.data", "real.tools", "real_tools")}
 sys.path.remove(str(SCRIPTS))
 
 
 @pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
-def test_the_examples_in_the_docstrings_are_right(module):
-    found = doctest.testmod(module)
-    assert found.attempted > 0
-    assert found.failed == 0
+def test_examples_of_the_docstrings_are_correct(module):
+    results = doctest.testmod(module)
+    assert results.attempted > 0
+    assert results.failed == 0
 
 
 def questions(path):
-    return [row["prompt"][-1]["content"] for row in pyarrow.parquet.read_table(path).to_pylist()]
+    """Return the questions of a data file in their order."""
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    return [row["prompt"][-1]["content"] for row in rows]
 
 
-def test_no_question_of_the_cold_start_is_in_validation_or_in_rl(tmp_path):
-    for name, count in (("train", 1010), ("test", 7)):
-        records = [{"question": f"{name} {n}?", "answer": f"It is {n}.\n#### {n:,}"} for n in range(count)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    folders = ["--local_dataset_path", str(tmp_path), "--local_save_dir", str(tmp_path / "made")]
+def gsm8k_records(name, count):
+    """Return records like those of GSM8K, with the question `NAME NUMBER?`."""
+    return [{"question": f"{name} {number}?", "answer": f"It is {number}.\n#### {number:,}"} for number in range(count)]
+
+
+def write_lines(path, records):
+    """Write a file of JSON lines."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_questions_of_the_cold_start_are_not_in_validation_or_rl(tmp_path):
+    write_lines(tmp_path / "train.jsonl", gsm8k_records("train", 1010))
+    write_lines(tmp_path / "test.jsonl", gsm8k_records("test", 7))
+    output = tmp_path / "prepared"
     plan = MODULES["real.data"].plan(cold_start=1005, val=2, quick=3)
-    prepare(plan, parser(None, "unused").parse_args(folders))
-    parts = [questions(tmp_path / f"made/{name}.parquet") for name in ("cold_start", "val", "train")]
-    assert [len(part) for part in parts] == [1005, 2, 3]
-    assert list(chain(*parts)) == [f"train {n}?" for n in range(1010)]
-    assert questions(tmp_path / "made/test.parquet") == [f"test {n}?" for n in range(7)]
+    options = ["--local_dataset_path", str(tmp_path), "--local_save_dir", str(output)]
+    prepare(plan, parser(None, "unused").parse_args(options))
+
+    expected = [f"train {number}?" for number in range(1010)]
+    assert questions(output / "cold_start.parquet") == expected[:1005]
+    assert questions(output / "val.parquet") == expected[1005:1007]
+    assert questions(output / "train.parquet") == expected[1007:]
+    assert questions(output / "test.parquet") == [f"test {number}?" for number in range(7)]
 
 
-def write_wheel(path, count):
-    """A wheel as bfcl-eval's, with questions of one made-up tool; every tenth is asked again, in another category."""
-    tool = {"name": "add", "description": "Adds.", "parameters": {"type": "dict", "properties": {"a": {}, "b": {}}}}
+ADD = {"name": "add", "description": "Adds.", "parameters": {"type": "dict", "properties": {"a": {}, "b": {}}}}
+QUESTION_COUNT = 20
+ASKED_NUMBERS = {"simple": range(QUESTION_COUNT), "multiple": range(0, QUESTION_COUNT, 10)}
+"""The numbers of the questions in each category. Every tenth question is asked twice."""
+
+
+def bfcl_question(category, number):
+    """Return a question of BFCL and its accepted values."""
+    name = f"{category}_{number}"
+    message = {"role": "user", "content": f"Add {number} and 1"}
+    accepted_values = {"add": {"a": [number, str(number)], "b": [1], "unit": ["", "m"]}}
+    question = {"id": name, "question": [[message]], "function": [ADD]}
+    return question, {"id": name, "ground_truth": [accepted_values]}
+
+
+def write_wheel(path):
+    """Write a wheel like that of bfcl-eval, with questions about one synthetic tool."""
     with zipfile.ZipFile(path, "w") as archive:
         for category in MODULES["real.tools"].CATEGORIES:
-            asked = {"simple": range(count), "multiple": range(0, count, 10)}.get(category, ())
-            entries, truths = [], []
-            for n in asked:
-                question = [[{"role": "user", "content": f"Add {n} and 1"}]]
-                accepted = {"add": {"a": [n, str(n)], "b": [1], "unit": ["", "m"]}}
-                entries.append({"id": f"{category}_{n}", "question": question, "function": [tool]})
-                truths.append({"id": f"{category}_{n}", "ground_truth": [accepted]})
-            for name, lines in ((f"BFCL_v3_{category}", entries), (f"possible_answer/BFCL_v3_{category}", truths)):
-                archive.writestr(f"bfcl_eval/data/{name}.json", "\n".join(map(json.dumps, lines)))
+            pairs = [bfcl_question(category, number) for number in ASKED_NUMBERS.get(category, ())]
+            questions_of_category = "\n".join(json.dumps(question) for question, _ in pairs)
+            answers = "\n".join(json.dumps(answer) for _, answer in pairs)
+            archive.writestr(f"bfcl_eval/data/BFCL_v3_{category}.json", questions_of_category)
+            archive.writestr(f"bfcl_eval/data/possible_answer/BFCL_v3_{category}.json", answers)
     return path
 
 
-def test_every_question_of_tools_is_in_one_part_only_with_its_first_accepted_values(tmp_path):
-    tools, sizes = MODULES["real.tools"], {"test": 4, "cold_start": 8, "val": 2}
-    kept = tools.usable(tools.read(write_wheel(tmp_path / "made.whl", 20)), lambda _: (9, 9))
-    made = tools.splits(kept, "mixed", sizes)
-    assert {name: len(part) for name, part in made.items()} == {**sizes, "train": 6}
-    numbers = []
-    for row in chain(*made.values()):
+SPLIT_SIZES = {"test": 4, "cold_start": 8, "val": 2}
+
+
+@pytest.fixture
+def splits_of_tools(tmp_path):
+    """Return the rows of each split of the questions about tools."""
+    tools = MODULES["real.tools"]
+    usable = tools.usable(tools.read(write_wheel(tmp_path / "bfcl_eval.whl")), lambda _: (9, 9))
+    return tools.splits(usable, "mixed", SPLIT_SIZES)
+
+
+def number_of_question(row):
+    """Return the number of a row whose question is `Add NUMBER and 1`."""
+    question = row["prompt"][-1]["content"]
+    return int(question.split()[1])
+
+
+def test_every_question_of_tools_is_in_one_split_only(splits_of_tools):
+    sizes = {name: len(rows) for name, rows in splits_of_tools.items()}
+    assert sizes == {**SPLIT_SIZES, "train": 6}
+    numbers = [number_of_question(row) for row in chain(*splits_of_tools.values())]
+    assert sorted(numbers) == list(range(QUESTION_COUNT))
+
+
+def test_ground_truth_of_tools_has_the_first_accepted_values(splits_of_tools):
+    for row in chain(*splits_of_tools.values()):
         (call,) = check_ground_truth(row["reward_model"]["ground_truth"]).calls
-        numbers.append(int(row["prompt"][-1]["content"].split()[1]))
-        assert call == {"name": "add", "parameters": {"a": numbers[-1], "b": 1}}
-    assert sorted(numbers) == list(range(20))
+        assert call == {"name": "add", "parameters": {"a": number_of_question(row), "b": 1}}
 
 
-def test_the_page_has_the_table_of_the_stored_runs():
+def test_page_has_the_table_of_the_stored_runs():
     command = [sys.executable, str(SCRIPTS / "real_tools.py"), "table"]
-    _, differences, _ = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n\n")
-    assert differences in (SCRIPTS.parents[1] / "docs" / "pages" / "real_tools.md").read_text()
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    _, differences, _ = printed.split("\n\n")
+    page = PAGES / "real_tools.md"
+    assert differences in page.read_text()
 
 
-def test_the_page_of_the_gpu_has_the_differences_of_the_stored_runs():
-    def mean(arm, seed, key):
-        lines = (SCRIPTS / f"h200/{arm}-{seed}.jsonl").read_text().splitlines()
-        return statistics.mean(json.loads(line)["data"][f"reward/{key}/mean"] for line in lines[:15])
+def mean_of_first_steps(config, seed, key):
+    """Return the mean of a reward over the first 15 steps of a stored run on a GPU."""
+    lines = (SCRIPTS / f"h200/{config}-{seed}.jsonl").read_text().splitlines()
+    return statistics.mean(json.loads(line)["data"][f"reward/{key}/mean"] for line in lines[:15])
 
-    page = (RECIPES.parent / "docs/pages/gpu.md").read_text().replace("\n", " ")
-    for key, text in {"format": "by .117 to .242", "correctness": "differs by -.067 to +.008"}.items():
-        found = [mean("gdpo", seed, key) - mean("grpo", seed, key) for seed in (1, 2, 4)]
-        assert [min(found), max(found)] == pytest.approx([float(x) for x in re.findall(r"[-+]?\.\d+", text)], abs=5e-4)
-        assert text in page
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [("format", "by .117 to .242"), ("correctness", "differs by -.067 to +.008")],
+)
+def test_gpu_page_has_the_differences_of_the_stored_runs(key, sentence):
+    page = (PAGES / "gpu.md").read_text().replace("\n", " ")
+    assert sentence in page
+    smallest, largest = [float(number) for number in re.findall(r"[-+]?\.\d+", sentence)]
+    differences = []
+    for seed in (1, 2, 4):
+        differences.append(mean_of_first_steps("gdpo", seed, key) - mean_of_first_steps("grpo", seed, key))
+    assert min(differences) == pytest.approx(smallest, abs=5e-4)
+    assert max(differences) == pytest.approx(largest, abs=5e-4)

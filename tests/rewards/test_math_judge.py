@@ -1,4 +1,4 @@
-"""The process that runs math-verify: whatever happens to it or to its caller, a reply belongs to its question."""
+"""The process that runs math-verify: a reply belongs to its question, also after an interruption or a failure."""
 
 import os
 import signal
@@ -17,15 +17,15 @@ ENDLESS = "9^{9^{9^9}}"
 
 @pytest.fixture
 def fake_library(tmp_path, monkeypatch):
-    """Write a math_verify whose expressions are texts, and which loads at once.
+    """Return a function that writes a package math_verify whose expressions are texts, and which loads at once.
 
-    `begun` lists the processes that loaded it.
+    Its arguments are expressions of Python. Each process that loads it writes its id into the file `loaded_by`.
     """
 
     def write(verify="left == right", parse="[text[7:-1]]", first=""):
         (tmp_path / "math_verify.py").write_text(
             f"import os, sys, time\n{first}\nLatexExtractionConfig = dict\n"
-            f"with open({str(tmp_path / 'begun')!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
+            f"with open({str(tmp_path / 'loaded_by')!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
             f"def parse(text, *args, **kwargs):\n    return {parse}\n"
             f"def verify(left, right, **kwargs):\n    return {verify}\n"
         )
@@ -34,21 +34,24 @@ def fake_library(tmp_path, monkeypatch):
     return write
 
 
-def begun(folder):
-    return list(map(int, (folder / "begun").read_text().split()))
+def processes_that_loaded_it(folder):
+    """Return the ids of the processes that have loaded the fake library."""
+    return [int(process) for process in (folder / "loaded_by").read_text().split()]
 
 
 @pytest.fixture
 def judge():
-    made = Judge()
-    yield made
-    if made._idle:
-        made._idle.end()
+    new_judge = Judge()
+    yield new_judge
+    if new_judge._idle:
+        new_judge._idle.end()
 
 
 def run(script, *, cwd=None):
+    """Return the output of a script that must neither fail nor write to standard error."""
     command = [sys.executable, "-W", "always", "-c", textwrap.dedent(script)]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    path = os.pathsep.join(folder for folder in sys.path if folder)
+    variables = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env=variables)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -66,16 +69,16 @@ INTERRUPTED = """
         raise draw.choice([KeyboardInterrupt, TimeoutError, ValueError])
 
     signal.signal(signal.SIGALRM, interrupt)
-    stop, wrong, hit = threading.Event(), [], 0
+    stop, incorrect, interruptions = threading.Event(), [], 0
 
-    def others():
+    def ask_from_another_thread():
         for number in range(10**9):
             if stop.is_set():
                 return
             if judge.equal(str(number // 2), str(number - number // 2), 5.0) is not (number % 2 == 0):
-                wrong.append(number)
+                incorrect.append(number)
 
-    threads = [threading.Thread(target=others) for _ in range(THREADS)]
+    threads = [threading.Thread(target=ask_from_another_thread) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
     for number in range(50):
@@ -84,23 +87,23 @@ INTERRUPTED = """
             while True:
                 judge.equal(str(number), str(number), 5.0)
         except (KeyboardInterrupt, TimeoutError, ValueError):
-            hit += 1
+            interruptions += 1
         if judge.equal(str(number), "other", 5.0):
-            wrong.append(number)
+            incorrect.append(number)
     stop.set()
     for thread in threads:
         thread.join()
-    print(hit, wrong)
+    print(interruptions, incorrect)
 """
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_random_interruptions_leave_no_wrong_verdict(fake_library, threads):
+def test_random_interruptions_cause_no_incorrect_verdict(fake_library, threads):
     fake_library(verify="time.sleep(0.001) or left == right")
     assert run(INTERRUPTED.replace("THREADS", str(threads))) == "50 []\n"
 
 
-def test_an_endless_question_is_a_no_after_its_time_and_says_so(judge, caplog):
+def test_endless_comparison_is_unequal_after_its_time_and_is_logged(judge, caplog):
     with pytest.raises(NoVerdictError, match=facts("0.3 s")):
         judge.ask("5", ENDLESS, 0.3)
     assert not judge.equal("5", ENDLESS, 0.3)
@@ -108,17 +111,17 @@ def test_an_endless_question_is_a_no_after_its_time_and_says_so(judge, caplog):
     assert judge.equal("5", "5", 0.3)
 
 
-def test_a_process_that_was_killed_is_replaced(fake_library, tmp_path, judge, caplog):
+def test_killed_process_is_replaced(fake_library, tmp_path, judge, caplog):
     fake_library()
     assert judge.equal("5", "5", 5.0)
-    (process,) = begun(tmp_path)
+    (process,) = processes_that_loaded_it(tmp_path)
     os.kill(process, signal.SIGKILL)
     assert judge.equal("5", "5", 5.0)
-    assert len(begun(tmp_path)) == 2
+    assert len(processes_that_loaded_it(tmp_path)) == 2
     assert not caplog.text
 
 
-def test_a_process_that_dies_of_a_question_gives_no_verdict_and_is_replaced(fake_library, judge):
+def test_process_that_dies_of_a_question_gives_no_verdict(fake_library, judge):
     fake_library(verify="left == right if left != ['bad'] else os._exit(7)")
     with pytest.raises(NoVerdictError):
         judge.ask("bad", "5", 5.0)
@@ -126,10 +129,10 @@ def test_a_process_that_dies_of_a_question_gives_no_verdict_and_is_replaced(fake
     assert judge.equal("5", "5", 5.0)
 
 
-def test_a_process_that_hangs_is_an_error_and_is_replaced(fake_library, tmp_path, judge, monkeypatch):
+def test_stopped_process_is_an_error_and_is_replaced(fake_library, tmp_path, judge, monkeypatch):
     fake_library()
     assert judge.equal("5", "5", 5.0)
-    (process,) = begun(tmp_path)
+    (process,) = processes_that_loaded_it(tmp_path)
     os.kill(process, signal.SIGSTOP)
     monkeypatch.setattr("verl_ext.rewards.math_judge._LEAST_WAIT", 0.1)
     with pytest.raises(VerlExtError, match=facts("0.5 s")):
@@ -139,26 +142,26 @@ def test_a_process_that_hangs_is_an_error_and_is_replaced(fake_library, tmp_path
     assert judge.equal("5", "5", 5.0)
 
 
-def test_a_forked_process_has_a_judge_of_its_own():
+def test_forked_process_has_its_own_judge():
     script = r"""
         import os
         from verl_ext.rewards.math_judge import JUDGE
         JUDGE.equal("5", "5", 5.0)
-        mine = JUDGE._idle.popen.pid
+        process_of_parent = JUDGE._idle.popen.pid
         JUDGE._lock.acquire()  # as if another thread were asking
         child = os.fork()
         if not child:
-            right = JUDGE.equal("5", "5", 5.0) and JUDGE._idle.popen.pid != mine
-            os._exit(0 if right else 1)
+            is_equal = JUDGE.equal("5", "5", 5.0)
+            os._exit(0 if is_equal and JUDGE._idle.popen.pid != process_of_parent else 1)
         status = os.waitpid(child, 0)[1]
         JUDGE._lock.release()
-        print(status, JUDGE.equal("6", "5", 5.0), JUDGE._idle.popen.pid == mine)
+        print(status, JUDGE.equal("6", "5", 5.0), JUDGE._idle.popen.pid == process_of_parent)
     """
     assert run(script) == "0 False True\n"
 
 
-def test_an_answer_that_takes_too_long_is_wrong_and_nothing_is_printed():
-    """Also where the caller ignores and blocks the signal of the timeout."""
+def test_answer_that_takes_too_long_is_incorrect_and_prints_nothing():
+    """The caller ignores and blocks the signal of the timeout."""
     script = rf"""
         import logging, signal
         logging.disable()
@@ -171,25 +174,33 @@ def test_an_answer_that_takes_too_long_is_wrong_and_nothing_is_printed():
     assert run(script) == "{'accuracy': 0.0, 'score': 0.0} 1.0\n"
 
 
-def test_time_that_the_process_waits_does_not_count(fake_library, judge):
+def test_only_cpu_time_counts(fake_library, judge):
     fake_library(verify="time.sleep(0.5) or left == right")
     assert judge.equal("5", "5", 0.2)
 
 
+ALLOCATE_5_GIB = """
+def allocate(text):
+    try:
+        return len(bytearray((5 << 30) * ("big" in text)))
+    except MemoryError:
+        return "limited"
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is set on Linux only")
-def test_the_process_has_a_limit_of_memory(tmp_path, fake_library, judge):
-    fake_library(first="def size(text):\n    try:\n        return len(bytearray((5 << 30) * ('big' in text)))\n"
-                 "    except MemoryError:\n        return 'limited'", parse="[size(text) or text]")  # fmt: skip
+def test_process_has_a_memory_limit(tmp_path, fake_library, judge):
+    fake_library(first=ALLOCATE_5_GIB, parse="[allocate(text) or text]")
     assert judge.equal("big 1", "big 2", 5.0)
     assert not judge.equal("1", "2", 5.0)
 
 
-def test_a_file_of_the_working_folder_stands_in_for_no_library(tmp_path):
+def test_file_of_the_working_folder_does_not_replace_a_library(tmp_path):
     (tmp_path / "sympy.py").write_text("raise ImportError('not the library')")
     (tmp_path / "link").symlink_to(tmp_path)
     script = """
         import os, sys
-        sys.path.remove("")  # the caller's own imports are not in question
+        sys.path.remove("")  # so that the caller itself imports no file of the folder
         from verl_ext.rewards.math_judge import JUDGE
         sys.path[:0] = ["", os.getcwd(), "link"]
         print(JUDGE.equal("1/2", "0.5", 5.0))
@@ -204,7 +215,7 @@ def test_a_file_of_the_working_folder_stands_in_for_no_library(tmp_path):
         {"parse": "[] if '%' in text else [text]", "verify": "bool(left) and left == right"},
     ],
 )
-def test_a_math_verify_that_does_not_work_is_refused(library, fake_library, judge):
+def test_broken_math_verify_is_an_error(library, fake_library, judge):
     fake_library(**library)
     with pytest.raises(ConfigurationError):
         judge.equal("5", "5", 5.0)

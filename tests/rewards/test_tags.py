@@ -1,3 +1,5 @@
+"""The layout of sections in a response, and the text of a block."""
+
 import re
 
 import pytest
@@ -18,31 +20,54 @@ PATTERNS = {
 PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<response>", "</response>", "\n", "\n", "a", "<", ">"]
 
 
+def well_formed_pieces(sections: tuple[Section, ...]) -> list[str]:
+    """Return the tags, the contents and the line breaks of a text with these sections."""
+    text = "\n".join(f"{section.start}x{section.end}" for section in sections)
+    pieces = re.split(r"(</?\w+>|\n)", text)
+    return [piece for piece in pieces if piece]
+
+
 def near_misses(sections: tuple[Section, ...]) -> st.SearchStrategy[str]:
-    """Well-formed text with a piece put in, left out or replaced here and there."""
-    whole = "\n".join(f"{part.start}|{part.end}" for part in sections)
-    good = [piece for piece in re.split(r"(</?\w+>|\n|\|)", whole) if piece]
-    edit = st.tuples(st.integers(0, len(good)), st.integers(0, 1), st.sampled_from(["", *PIECES]))
+    """Return a strategy for a well-formed text with up to three pieces inserted, removed or replaced."""
+    well_formed = well_formed_pieces(sections)
+    position = st.integers(0, len(well_formed))
+    removed_count = st.integers(0, 1)
+    new_piece = st.sampled_from(["", *PIECES])
 
-    def edited(changes: list[tuple[int, int, str]]) -> str:
-        pieces = list(good)
-        for at, removed, piece in changes:
-            pieces[at : at + removed] = [piece]
-        return "".join(pieces).replace("|", "")
+    def edited(edits: list[tuple[int, int, str]]) -> str:
+        pieces = list(well_formed)
+        for start, count, piece in edits:
+            pieces[start : start + count] = [piece]
+        return "".join(pieces)
 
-    return st.lists(edit, max_size=3).map(edited)
+    return st.lists(st.tuples(position, removed_count, new_piece), max_size=3).map(edited)
 
 
-@pytest.mark.parametrize("sections", PATTERNS, ids=lambda sections: "+".join(part.tag for part in sections))
+def has_each_tag_once(text: str, section: Section) -> bool:
+    return text.count(f"<{section.tag}>") == 1 and text.count(f"</{section.tag}>") == 1
+
+
+@pytest.mark.parametrize("sections", PATTERNS, ids=lambda sections: "+".join(section.tag for section in sections))
 @given(data=st.data())
-def test_the_layout_is_the_published_pattern(sections, data):
-    text = data.draw(st.one_of(near_misses(sections), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)))
-    once = all(text.count(tag) == 1 for part in sections[1:] for tag in (f"<{part.tag}>", f"</{part.tag}>"))
-    assert follows_layout(text, sections) == (once and re.fullmatch(PATTERNS[sections], text, re.DOTALL) is not None)
+def test_layout_is_that_of_the_published_pattern(sections, data):
+    any_pieces = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+    text = data.draw(near_misses(sections) | any_pieces)
+    expected = re.fullmatch(PATTERNS[sections], text, re.DOTALL) is not None
+    for section in sections[1:]:
+        if not has_each_tag_once(text, section):
+            expected = False
+    assert follows_layout(text, sections) == expected
+
+
+@pytest.mark.parametrize("tag", ["<tool_call>", "</tool_call>"])
+def test_text_with_a_repeated_tag_does_not_follow_the_layout(tag):
+    """The regular expression of the published pattern alone would match it."""
+    text = f"<think> t </think>\n<tool_call>\n{tag}\n</tool_call>"
+    assert not follows_layout(text, (THINK, CALL))
 
 
 @given(st.lists(st.sampled_from(["<a>", "</a>", "x", "y"]), max_size=8).map("".join))
-def test_blocks_are_cut_as_by_splitting(text):
+def test_block_is_the_text_between_its_tags(text):
     assert last_block(text, "a") == text.split("<a>")[-1].split("</a>")[0]
     if "<a>" in text:
         assert first_block(text, "a") == text.split("<a>")[1].split("</a>")[0]

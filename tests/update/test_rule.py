@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.checks.fixes import ways
+from tests.checks.fix_overrides import fix_alternatives
 from tests.configs import compose as compose_with_hydra
 from tests.configs import compose_quickly as compose
 from verl_ext.checks.judge import judge
@@ -53,7 +53,7 @@ NOT_WITH_SHARE = {
 
 def assert_both_fixes_work(error, line, setting, overrides):
     """Fail unless the error proposes to change `line` or to switch `setting` off, and both end the error."""
-    change_of_verl, switch_off = (added for added, _ in ways(error.fix))
+    change_of_verl, switch_off = (added for added, _ in fix_alternatives(error.fix))
     assert any(text.startswith(f"{line}=") for text in change_of_verl)
     assert switch_off == [f"{setting}=False"]
     for added in (change_of_verl, switch_off):
@@ -77,7 +77,7 @@ def test_setting_that_cannot_be_packed_rejects_share_prompts(line):
     errors = judge(compose(*overrides, *SHARE_ON)).errors
     lines = []
     for error in errors:
-        change_of_verl, _ = next(ways(error.fix))
+        change_of_verl, _ = next(fix_alternatives(error.fix))
         named_line = change_of_verl[-1].partition("=")[0]
         assert_both_fixes_work(error, named_line, SHARE, (*overrides, *SHARE_ON))
         lines.append(named_line)
@@ -145,7 +145,7 @@ def lines_without_flash_attn(*overrides, compose=compose):
     lines = []
     for finding in findings:
         if "flash-attn" in str(finding):
-            proposed, _ = next(ways(finding.fix))
+            proposed, _ = next(fix_alternatives(finding.fix))
             lines.append(proposed)
     return lines
 
