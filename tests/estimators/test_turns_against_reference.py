@@ -191,7 +191,7 @@ def test_hadw_compares_the_prompt_with_the_batch_each_response_once(batches, dis
         known = reference.scored([one.accuracy for one in batch])
         if known:
             first = memory.capability is None and anchor == "soft"
-            prior = memory._advance(statistics.fmean(known))
+            prior = memory.advance(statistics.fmean(known))
             for row, uid in enumerate(rows.prompts):
                 mine = reference.scored([one.accuracy for one in batch if one.uid == uid])
                 if mine and not first:
