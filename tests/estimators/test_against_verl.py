@@ -23,17 +23,20 @@ def verl_gdpo(rollout: Rollout, weights: list[float] | None, *, norm_by_std: boo
     """Return the advantages of verl's own gdpo."""
     _, response_mask = tensors([0.0] * len(rollout.uids), rollout.lengths)
     prompt_mask = torch.ones(len(response_mask), PROMPT_TOKENS, dtype=response_mask.dtype)
+    columns = {key: np.array(column) for key, column in rollout.columns.items()}
+    config = OmegaConf.create({"gdpo_reward_keys": list(columns), "gdpo_reward_weights": weights})
+    batch = {
+        "prompts": torch.zeros(len(response_mask), PROMPT_TOKENS),
+        "attention_mask": torch.cat([prompt_mask, response_mask], dim=1),
+    }
     advantages, _ = core_algos.compute_gdpo_outcome_advantage(
         token_level_rewards=torch.zeros(response_mask.shape),
         response_mask=response_mask,
         index=object_array(rollout.uids),
         norm_adv_by_std_in_grpo=norm_by_std,
-        config=OmegaConf.create({"gdpo_reward_keys": list(rollout.columns), "gdpo_reward_weights": weights}),
-        non_tensor_batch={key: np.array(column) for key, column in rollout.columns.items()},
-        batch={
-            "prompts": torch.zeros(len(response_mask), PROMPT_TOKENS),
-            "attention_mask": torch.cat([prompt_mask, response_mask], dim=1),
-        },
+        config=config,
+        non_tensor_batch=columns,
+        batch=batch,
     )
     return advantages
 
@@ -71,14 +74,12 @@ def test_gdpo_whitened_over_tokens_equals_gdpo_of_verl(rollout, weights, norm_by
 def test_gdpo_is_as_close_to_gdpo_of_verl_as_documented(mean, distance):
     """Two rewards with standard deviation 1 in 20 random batches of 8 groups. The docstring of gdpo has the numbers."""
     random = np.random.default_rng(mean)
+    uids = [f"group {row // 6}" for row in range(48)]
     config = {"rewards": {"keys": ["a", "b"]}, "gdpo": {"whiten": "token"}}
     for _ in range(20):
-        rollout = Rollout(
-            uids=[f"group {row // 6}" for row in range(48)],
-            columns={key: random.normal(mean, 1, 48).tolist() for key in ("a", "b")},
-            lengths=random.integers(1, 33, 48).tolist(),
-            accuracy=[0.0] * 48,
-        )
+        columns = {key: random.normal(mean, 1, 48).tolist() for key in ("a", "b")}
+        lengths = random.integers(1, 33, 48).tolist()
+        rollout = Rollout(uids, columns, lengths, accuracy=[0.0] * 48)
         advantages = call_on_rollout("gdpo", config, rollout, dtype=torch.float32).tensor
         torch.testing.assert_close(advantages, verl_gdpo(rollout, None), atol=distance, rtol=0)
 
