@@ -109,15 +109,12 @@ def test_a_soft_minimum_uses_the_weights_of_a_rubric_but_not_those_of_the_reward
     """
     rewards = [[1.0, 0.0], [0.0, 2.0], [1.0, 5.0]]
     weights_of_criteria = np.array([[0.75, -0.25], [0.75, -0.25], [1.0, 0.0]])
-    batch = Batch.of(
-        rewards,
-        list("ppq"),
-        keys=("rubric[0]", "rubric[1]"),
-        reward_of_column=("rubric", "rubric"),
-        factors=weights_of_criteria,
-    )
-    first = -math.log(0.75 * math.exp(-2.0 * 1) + 0.25 * math.exp(-2.0 * 0)) / 2
-    second = -math.log(0.75 * math.exp(-2.0 * 0) + 0.25 * math.exp(-2.0 * -2)) / 2
+    columns = {"keys": ("rubric[0]", "rubric[1]"), "reward_of_column": ("rubric", "rubric")}
+    batch = Batch.of(rewards, list("ppq"), **columns, factors=weights_of_criteria)
+    mean_of_first = 0.75 * math.exp(-2 * 1) + 0.25 * math.exp(-2 * 0)
+    mean_of_second = 0.75 * math.exp(-2 * 0) + 0.25 * math.exp(-2 * -2)
+    first = -math.log(mean_of_first) / 2
+    second = -math.log(mean_of_second) / 2
     third = 1.0
 
     np.testing.assert_allclose(soft_minimum(2.0, batch), [first, second, third], rtol=1e-12)

@@ -367,9 +367,7 @@ def three_rewards(with_turns, with_rubric) -> list[Batch]:
     return list(synthetic_batches(["a", "b", "c"], minimum=2.0, per_turn=with_turns, rubric=with_rubric))
 
 
-def test_synthetic_batches_have_rewards_per_turn_and_a_rubric_if_the_run_has_them(
-    three_rewards, with_turns, with_rubric
-):
+def test_synthetic_batches_have_turns_and_a_rubric_if_the_run_has_them(three_rewards, with_turns, with_rubric):
     for batch in three_rewards:
         assert batch.reward_names == ("a", "b", "c")
         assert len(batch.keys) == 3 + with_rubric

@@ -39,10 +39,13 @@ def test_a_zero_variance_group_stays_0_whatever_the_offset_of_other_groups(offse
 @pytest.mark.parametrize("weight", [1.0, -1.0])
 @pytest.mark.parametrize("whiten", [(), (Whiten(),)], ids=["centered", "whitened"])
 def test_no_advantage_is_a_negative_zero(weight, whiten):
+    chain = Chain((Center(), WeightedSum(), *whiten), (weight,))
     batch = Batch.of([[1.0], [1.0], [0.0], [2.0]], list("aabb"))
-    advantages = Chain((Center(), WeightedSum(), *whiten), (weight,))(batch).advantages
-    assert advantages[:2].tolist() == [0, 0]
-    assert not np.signbit(advantages[:2]).any()
+
+    of_zero_variance_group = chain(batch).advantages[:2]
+
+    assert of_zero_variance_group.tolist() == [0, 0]
+    assert not np.signbit(of_zero_variance_group).any()
 
 
 @pytest.mark.parametrize(("relative_mean", "is_shifted"), [(0.9e-6, False), (1.1e-6, True), (-1.1e-6, True)])
@@ -115,9 +118,10 @@ def test_per_turn_a_response_receives_the_length_penalty_at_its_last_turn():
     """The first response is longer, 3 + 1 tokens to 2. It loses 0.5 at its second turn, discounted at its first."""
     turns = Turns.of_counts([2, 1], discount=0.5)
     batch = Batch.of([[1], [1], [1]], ["p"] * 3, lengths=[3, 1, 2], accuracy=[1, 1, 1], turns=turns)
-    returns = [0.5, 1, 1]
-    assert batch.returns[:, 0].tolist() == returns
+    returns = batch.returns[:, 0]
+    assert returns.tolist() == [0.5, 1, 1]
 
-    values = LENGTH_PENALTY.transform(batch.returns, batch, None).values[:, 0]
+    penalized = LENGTH_PENALTY.apply(batch.returns, batch)[:, 0]
 
-    assert values.tolist() == [0.5 - 0.25, 1 - 0.5, 1]
+    penalty = returns - penalized
+    assert penalty.tolist() == [0.25, 0.5, 0]

@@ -112,10 +112,11 @@ SUMS = [(5 - 8) / 16, (5 + 3) / 16, 0.5 + 0.5, NAN, 0.5 * 0.5]
 
 
 def test_criteria_are_columns_whose_weights_have_a_sign():
-    batch = right_and_rubric_batch(UIDS, [0.0] * 5, TEXTS).with_weights([1.0, 2.0])
+    batch = right_and_rubric_batch(UIDS, [0.0] * 5, TEXTS)
+    weighted = batch.with_weights([1.0, 2.0])
     assert batch.keys == ("right", "rubric[0]", "rubric[1]", "rubric[2]")
     assert batch.reward_of_column == ("right", "rubric", "rubric", "rubric")
-    np.testing.assert_array_equal(batch.weights[0], [1.0, 2 * 5 / 16, 2 * 3 / 16, 2 * -8 / 16])
+    np.testing.assert_array_equal(weighted.weights[0], [1.0, 2 * 5 / 16, 2 * 3 / 16, 2 * -8 / 16])
 
 
 def test_a_rubric_is_the_weighted_sum_of_its_scored_criteria():

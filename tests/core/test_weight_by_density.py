@@ -82,7 +82,8 @@ def test_a_group_of_one_response_does_not_count():
 def test_per_turn_the_groups_of_each_turn_count():
     """Two responses of two turns. `a` varies at both turns, and `b` at the first turn only."""
     rewards = [[1.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
-    batch = Batch.of(rewards, ["p"] * 4, keys=("a", "b"), turns=Turns.of_counts([2, 2], columns=(0, 1)))
+    turns = Turns.of_counts([2, 2], columns=(0, 1))
+    batch = Batch.of(rewards, ["p"] * 4, keys=("a", "b"), turns=turns)
     assert batch.returns.tolist() == [[2, 0], [1, 0], [1, 1], [0, 0]]
 
     result = WeightByDensity().transform(batch.returns, batch, None)

@@ -21,6 +21,7 @@ from verl_ext.core.chain import State
 from verl_ext.errors import DataError
 
 KEYS = ("a", "b", "c")
+XY = {"keys": ["x", "y"]}
 WEIGHTS = st.lists(st.sampled_from([1.0, 0.5, 2.0, -1.0, 0.0, 3.25]), min_size=3, max_size=3).filter(any)
 
 
@@ -180,10 +181,12 @@ def test_gd2po_equals_the_plain_loops(rollout, weights, conflict_and_tau, whiten
 @pytest.mark.parametrize("weights", [[1, 1], [1000, 1], [1e-9, 1e-9]])
 def test_float32_rewards_conflict_in_the_same_responses_as_float64(size, conflict, weights):
     """In float32, the middle one of 0.1, 0.2 and 0.3 is below the mean only by rounding, so its sign does not count."""
-    tenths = np.random.default_rng(size).integers(0, 11, (200 * size, 2)) / 10
+    random = np.random.default_rng(size)
+    tenths = random.integers(0, 11, (200 * size, 2)) / 10
     group_of_row = np.repeat(np.arange(200), size).tolist()
-    config = {"rewards": {"keys": ["x", "y"], "weights": weights}, "compose": {"steps": unwhitened(conflict)}}
-    chain = build("compose", Settings.parse(config))
+    steps = unwhitened(conflict)
+    settings = Settings.parse({"rewards": XY | {"weights": weights}, "compose": {"steps": steps}})
+    chain = build("compose", settings)
 
     in_float64 = chain(Batch.of(tenths, group_of_row, keys=("x", "y")))
     in_float32 = chain(Batch.of(tenths.astype(np.float32), group_of_row, keys=("x", "y")))
@@ -195,26 +198,27 @@ def test_float32_rewards_conflict_in_the_same_responses_as_float64(size, conflic
 
 def test_gd2po_keeps_a_response_exactly_at_tau():
     """Without division, x is -1 1 0 0 and y is 1 -3 2 0. The first response has the ratio |-1 + 1| / 2 = 0."""
-    config = {
-        "rewards": {"keys": ["x", "y"]},
-        "gd2po": {"conflict": "snr", "tau": 0.0},
-        "norm_adv_by_std_in_grpo": False,
-    }
-    batch = Batch.of([[1.0, 4.0], [3, 0], [2, 5], [2, 3]], list("aaaa"), keys=("x", "y"))
+    gd2po = {"conflict": "snr", "tau": 0.0}
+    settings = Settings.parse({"rewards": XY, "gd2po": gd2po, "norm_adv_by_std_in_grpo": False})
+    x = [1.0, 3.0, 2.0, 2.0]
+    y = [4.0, 0.0, 5.0, 3.0]
+    batch = Batch.of(np.column_stack([x, y]), list("aaaa"), keys=("x", "y"))
 
-    result = build("gd2po", Settings.parse(config))(batch)
+    result = build("gd2po", settings)(batch)
 
     assert result.metrics["dropped_fraction"] == 0
 
 
 def test_maxrl_rejects_a_negative_reward_and_explains_the_mapping():
+    chain = build("maxrl", Settings())
     batch = Batch.of([[1], [-1.0]], ["p", "p"])
     with pytest.raises(DataError, match=facts("at least 0", "found -1", "'p'", "[-1, 1] to [0, 1]")):
-        build("maxrl", Settings())(batch)
+        chain(batch)
 
 
 def test_maxrl_rejects_a_negative_weight():
-    settings = Settings.parse({"rewards": {"keys": ["x", "y"], "weights": [1, -1]}})
+    settings = Settings.parse({"rewards": XY | {"weights": [1, -1]}})
+    chain = build("maxrl", settings)
     batch = Batch.of([[0, 1], [1, 0]], ["p", "p"], keys=("x", "y"))
     with pytest.raises(DataError, match=facts("no negative weight")):
-        build("maxrl", settings)(batch)
+        chain(batch)

@@ -16,13 +16,14 @@ def test_balance_by_sequences_counts_the_rows_over_which_the_loss_averages():
     So the balance factor is 5 rows / 3 rows, and not 4 responses / 2 responses.
     """
     dgpo = {"dqw": False, "dgae": False, "balance": "sequence"}
-    settings = Settings.parse({"dgpo": dgpo, **WITHOUT_STD})
+    chain = build("dgpo", Settings.parse({"dgpo": dgpo, **WITHOUT_STD}))
     batch = Batch.of([[1], [0], [1], [1]], list("aabb"), outputs=[1, 2, 1, 1])
+    factor = 5 / 3
 
-    result = build("dgpo", settings)(batch)
+    result = chain(batch)
 
-    assert result.metrics["balance_z"] == 5 / 3
-    np.testing.assert_allclose(result.advantages, [0.5 * 5 / 3, -0.5 * 5 / 3, 0, 0])
+    assert result.metrics["balance_z"] == factor
+    np.testing.assert_allclose(result.advantages, [0.5 * factor, -0.5 * factor, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -77,12 +78,8 @@ def test_the_kl_term_of_other_estimators_acts_in_every_group(name, config):
 
 def test_a_response_whose_condition_is_not_met_keeps_its_kl_term():
     """The easy reward is 0 for both responses, so that the KL terms 0 and -0.5 decide: their mean is -0.25."""
-    batch = Batch.of(
-        [[0, 1], [0, 1]],
-        list("aa"),
-        keys=("hard", "easy"),
-        conditions={"easy": Condition("hard", at_least=1.0)},
-        kl_reward=[0.0, -0.5],
-    )
+    conditions = {"easy": Condition("hard", at_least=1.0)}
+    keys = ("hard", "easy")
+    batch = Batch.of([[0, 1], [0, 1]], list("aa"), keys=keys, conditions=conditions, kl_reward=[0.0, -0.5])
     chain = build("drgrpo", Settings.parse(KL_IN_REWARD))
     assert chain(batch).advantages.tolist() == [0.25, -0.25]

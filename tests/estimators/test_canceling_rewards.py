@@ -49,27 +49,27 @@ def canceling_rollouts(draw: st.DrawFn) -> Rollout:
         levels_of_group = random.permutation([0, highest_level, *random_levels])
         levels.extend(levels_of_group.tolist())
     fraction = np.array(levels) / highest_level  # of each response, in [0, 1]
-    scale_a, scale_b = 10 ** random.uniform(-3, 3, 2)
-    offset_a, offset_b = random.choice([0.0, -1.0, 0.5, 10.0], 2)
-    a = scale_a * (offset_a + fraction)
-    b = scale_b * (offset_b + 1 - fraction)
-    return Rollout(
-        uids=[f"p{row // group_size}" for row in range(len(levels))],
-        columns={"a": a.astype(np.float32).tolist(), "b": b.astype(np.float32).tolist()},
-        lengths=[1] * len(levels),
-        accuracy=fraction.tolist(),
-    )
+    columns = {}
+    for key, values in (("a", fraction), ("b", 1 - fraction)):
+        scale = 10 ** random.uniform(-3, 3)
+        offset = random.choice([0.0, -1.0, 0.5, 10.0])
+        column = np.float32(scale * (offset + values))
+        columns[key] = column.tolist()
+    uids = [f"p{row // group_size}" for row in range(len(levels))]
+    return Rollout(uids, columns, lengths=[1] * len(levels), accuracy=fraction.tolist())
 
 
 def with_nonzero_variance_group(rollout: Rollout) -> Rollout:
     """Add a group of four responses, in which `a` is high once and `b` is high twice."""
     a, b = rollout.columns.values()
-    low_a, high_a = min(a), max(a)
-    low_b, high_b = min(b), max(b)
+    low_a = min(a)
+    low_b = min(b)
+    new_a = [max(a), low_a, low_a, low_a]
+    new_b = [max(b), max(b), low_b, low_b]
     return Rollout(
         uids=[*rollout.uids, "new", "new", "new", "new"],
-        columns={"a": [*a, high_a, low_a, low_a, low_a], "b": [*b, high_b, high_b, low_b, low_b]},
-        lengths=[*rollout.lengths, 1, 1, 1, 1],
+        columns={"a": [*a, *new_a], "b": [*b, *new_b]},
+        lengths=[1] * (len(a) + 4),
         accuracy=[*rollout.accuracy, 1.0, 0.0, 0.0, 0.0],
     )
 

@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from typing import NamedTuple
 
 import pytest
 from omegaconf import OmegaConf
@@ -68,162 +67,164 @@ LEAVE_ONE_OUT = {"step": "center", "leave_one_out": True}
 PENALTY = {"step": "length_penalty", "weight": 0.1}
 
 
-class Case(NamedTuple):
-    """A list of steps, and the words of the message about it."""
-
-    steps: list
-    words: tuple[str, ...]
-
-
 def as_text(value: object) -> str | None:
     """Return a list of steps as the id of a test. pytest numbers the words of its message."""
     return json.dumps(value).replace('"', "") if isinstance(value, list) else None
 
 
-def behind_sum(name: str) -> Case:
-    """Return the case of a step behind the sum that needs the separate rewards."""
+def list_rejected_with_words(*cases: tuple[list, tuple[str, ...]]):
+    """Parametrize a test with lists of steps, each with the words of the message about the list."""
+    return pytest.mark.parametrize(("steps", "words"), cases, ids=as_text)
+
+
+@list_rejected_with_words(
+    ([], ("algorithm.compose.steps", "[weighted_sum,center,scale_by_std]", "verl_ext show gdpo")),
+    (["center"], ("algorithm.compose.steps", "weighted_sum", "found 0")),
+    ([*SUMMED, "weighted_sum"], ("weighted_sum", "found 2")),
+    (["center", "soft_min", "weighted_sum"], ("algorithm.compose.steps", "found 2")),
+)
+def test_a_list_without_exactly_one_sum_is_rejected(steps, words):
+    with pytest.raises(ConfigurationError, match=facts(*words)):
+        composed(*steps)
+
+
+@list_rejected_with_words(
+    (["drop_conflicts", "center", "weighted_sum"], ("steps[0]", "drop_conflicts", "must come after center")),
+    (["weight_by_density", "center", "weighted_sum"], ("steps[0]", "weight_by_density", "must come after center")),
+    (["weighted_sum", "weight_by_history"], ("steps[1]", "weight_by_history", "must come after center")),
+    (["weighted_sum", SAW, "center"], ("steps[1]", "weight_by_variation must come before the sum")),
+    ([*SUMMED, PENALTY], ("steps[2]", "length_penalty must come before center", "Put center after length_penalty")),
+    (["center", PENALTY, "weighted_sum"], ("steps[1]", "length_penalty must come before center")),
+)
+def test_a_step_in_a_wrong_place_is_rejected(steps, words):
+    with pytest.raises(ConfigurationError, match=facts(*words)):
+        composed(*steps)
+
+
+@pytest.mark.parametrize("name", ["drop_conflicts", "scale_by_common_std", "scale_by_correlation", "weight_by_density"])
+def test_a_step_that_needs_the_separate_rewards_is_rejected_after_the_sum(name):
     words = ("steps[2]", f"{name} must come before the sum", f"Move {name} before weighted_sum")
-    return Case([*SUMMED, name], words)
+    with pytest.raises(ConfigurationError, match=facts(*words)):
+        composed(*SUMMED, name)
 
 
-MISPLACED = [
-    *map(behind_sum, ["drop_conflicts", "scale_by_common_std", "scale_by_correlation", "weight_by_density"]),
-    Case(["drop_conflicts", "center", "weighted_sum"], ("steps[0]", "drop_conflicts", "must come after center")),
-    Case(["weight_by_density", "center", "weighted_sum"], ("steps[0]", "weight_by_density", "must come after center")),
-    Case(["weighted_sum", "weight_by_history"], ("steps[1]", "weight_by_history", "must come after center")),
-    Case(["weighted_sum", SAW, "center"], ("steps[1]", "weight_by_variation must come before the sum")),
-    Case([*SUMMED, PENALTY], ("steps[2]", "length_penalty must come before center", "Put center after length_penalty")),
-    Case(["center", PENALTY, "weighted_sum"], ("steps[1]", "length_penalty must come before center")),
-]
+@list_rejected_with_words(
+    ([*SUMMED, "balance", "balance"], ("steps[3]", "balance occurs twice", "Remove one")),
+    ([*SUMMED, "weight_by_history", "weight_by_history"], ("steps[3]", "weight_by_history occurs twice")),
+    (["center", "scale_by_std", "scale_by_std", "weighted_sum"], ("steps[2]", "scale_by_std occurs twice")),
+    (["center", SAW, "scale_by_std", SAW, "weighted_sum"], ("steps[3]", "weight_by_variation occurs twice")),
+)
+def test_a_repeated_step_is_rejected(steps, words):
+    with pytest.raises(ConfigurationError, match=facts(*words)):
+        composed(*steps)
 
-REPEATED = [
-    Case([*SUMMED, "balance", "balance"], ("steps[3]", "balance occurs twice", "Remove one")),
-    Case([*SUMMED, "weight_by_history", "weight_by_history"], ("steps[3]", "weight_by_history occurs twice")),
-    Case(["center", "scale_by_std", "scale_by_std", "weighted_sum"], ("steps[2]", "scale_by_std occurs twice")),
-    Case(["center", SAW, "scale_by_std", SAW, "weighted_sum"], ("steps[3]", "weight_by_variation occurs twice")),
-]
 
-NUMBER_OF_SUMS = [
-    Case([], ("algorithm.compose.steps", "[weighted_sum,center,scale_by_std]", "verl_ext show gdpo")),
-    Case(["center"], ("algorithm.compose.steps", "weighted_sum", "found 0")),
-    Case([*SUMMED, "weighted_sum"], ("weighted_sum", "found 2")),
-    Case(["center", "soft_min", "weighted_sum"], ("algorithm.compose.steps", "found 2")),
-]
-
-WRONG_SETTINGS = [
-    Case(["weighted_sum", "length_penalty", "center"], ("steps[1]", "length_penalty needs the setting 'weight'")),
-    Case([*SUMMED, {"step": "scale_by_std", "epsilom": 1}], ("scale_by_std", "'epsilom'", "did you mean 'epsilon'")),
-    Case([*SUMMED, {"step": "balance", "over": "rows"}], ("balance.over", "'rows'", "'sequence', 'token'")),
-    Case([{"step": "weighted_sum", "weights": [1]}, "center"], ("weighted_sum", "algorithm.rewards.weights")),
-    Case(
+@list_rejected_with_words(
+    (["weighted_sum", "length_penalty", "center"], ("steps[1]", "length_penalty needs the setting 'weight'")),
+    ([*SUMMED, {"step": "scale_by_std", "epsilom": 1}], ("scale_by_std", "'epsilom'", "did you mean 'epsilon'")),
+    ([*SUMMED, {"step": "balance", "over": "rows"}], ("balance.over", "'rows'", "'sequence', 'token'")),
+    ([{"step": "weighted_sum", "weights": [1]}, "center"], ("weighted_sum", "algorithm.rewards.weights")),
+    (
         ["center", {"step": "drop_conflicts", "tau": 0.5}, "weighted_sum"],
         ("steps[1]", "tau=0.5", "conflict=hard", "conflict=snr"),
     ),
-    Case([*SUMMED, {"step": "weight_by_focal", "gamma": -1}], ("weight_by_focal.gamma", "at least 0", "found -1")),
-]
+    ([*SUMMED, {"step": "weight_by_focal", "gamma": -1}], ("weight_by_focal.gamma", "at least 0", "found -1")),
+)
+def test_a_wrong_setting_of_a_step_is_rejected(steps, words):
+    with pytest.raises(ConfigurationError, match=facts(*words)):
+        composed(*steps)
 
 
-def malformed(entry: object) -> Case:
-    """Return the case of a list with an entry that does not name a step."""
-    return Case([entry, *SUMMED], ("steps[0]", "{step: name, setting: value}", f"found {entry!r}"))
-
-
-NOT_A_STEP = [
-    *map(malformed, [3, {"step": 3}, {"epsilon": 1}]),
-    Case(
+@list_rejected_with_words(
+    (
         ["centr", "weighted_sum"],
         ("steps[0]", "'centr'", "did you mean 'center'", "'balance'", "package.module:Class"),
     ),
-    Case([{"step": "condition", "conditions": {}}, *SUMMED], ("steps[0]", "'condition'")),
-    Case(["no.such.module:Step", *SUMMED], ("'no.such.module:Step'", "No module named 'no'", "PYTHONPATH")),
-    Case(["verl_ext.core.steps:Whitten", *SUMMED], ("verl_ext.core.steps", "no attribute 'Whitten'")),
-    Case(["verl_ext.core.chain:listed", *SUMMED], ("'verl_ext.core.chain:listed'", "verl_ext.Step")),
-    Case(["verl_ext.core.steps:Center", *SUMMED], ("'center'", "'verl_ext.core.steps:Center'")),
-]
-
-
-@pytest.mark.parametrize(
-    ("steps", "words"), [*MISPLACED, *REPEATED, *NUMBER_OF_SUMS, *WRONG_SETTINGS, *NOT_A_STEP], ids=as_text
+    ([{"step": "condition", "conditions": {}}, *SUMMED], ("steps[0]", "'condition'")),
+    (["no.such.module:Step", *SUMMED], ("'no.such.module:Step'", "No module named 'no'", "PYTHONPATH")),
+    (["verl_ext.core.steps:Whitten", *SUMMED], ("verl_ext.core.steps", "no attribute 'Whitten'")),
+    (["verl_ext.core.chain:listed", *SUMMED], ("'verl_ext.core.chain:listed'", "verl_ext.Step")),
+    (["verl_ext.core.steps:Center", *SUMMED], ("'center'", "'verl_ext.core.steps:Center'")),
 )
-def test_a_wrong_list_is_rejected_with_the_reason(steps, words):
+def test_a_name_that_is_not_a_step_is_rejected(steps, words):
     with pytest.raises(ConfigurationError, match=facts(*words)):
         composed(*steps)
+
+
+@pytest.mark.parametrize("entry", [3, {"step": 3}, {"epsilon": 1}], ids=str)
+def test_an_entry_without_a_name_is_rejected(entry):
+    words = ("steps[0]", "{step: name, setting: value}", f"found {entry!r}")
+    with pytest.raises(ConfigurationError, match=facts(*words)):
+        composed(entry, *SUMMED)
+
+
+def assert_error_at_start_up(steps: list, *words: str) -> None:
+    """Build a list, which follows the rules on the order of its steps, and find one error before the run starts."""
+    (finding,) = findings_at_start_up(*steps, rewards={"keys": ["x"]})
+    assert finding.severity == "error"
+    assert says(finding, *words)
 
 
 NO_EFFECT = "no effect: without it, the advantages of synthetic batches are the same"
 NOT_CENTERED = "gets values whose mean is not 0 in each group"
 
 
-def canceled_factor(name: str) -> Case:
-    """Return the case of a step that multiplies a group or the batch, before a division that cancels it."""
-    return Case([*SUMMED, name, "scale_by_std"], ("Step 3", name, NO_EFFECT))
+@list_rejected_with_words(
+    ([*SUMMED, "balance", "scale_by_std"], ("Step 3", "balance")),
+    ([*SUMMED, "weight_by_difficulty", "scale_by_std"], ("Step 3", "weight_by_difficulty")),
+    ([*SUMMED, "weight_by_focal", "scale_by_std"], ("Step 3", "weight_by_focal")),
+    ([*SUMMED, "whiten", "scale_by_std"], ("Step 3", "whiten")),
+    ([*SUMMED, "scale_by_mad", "scale_by_std"], ("Step 3", "scale_by_mad")),
+    ([*SUMMED, "scale_by_std", "scale_by_mad"], ("Step 3", "scale_by_std")),
+    (["weighted_sum", "divide_by_mean", "center", "scale_by_std"], ("Step 2", "divide_by_mean")),
+    (["weighted_sum", "divide_by_mean", "center", "scale_by_mad"], ("Step 2", "divide_by_mean")),
+    (["weighted_sum", "divide_by_batch_std", "center", "scale_by_std"], ("Step 2", "divide_by_batch_std")),
+    (["weighted_sum", "divide_by_batch_std", "center", "scale_by_mad"], ("Step 2", "divide_by_batch_std")),
+    (["divide_by_mean", "center", "scale_by_std", "weighted_sum"], ("Step 1", "divide_by_mean")),
+    (["center", SAW, "scale_by_std", "weighted_sum"], ("Step 2", "weight_by_variation")),
+    (["center", "weight_by_density", "scale_by_std", "soft_min"], ("Step 2", "weight_by_density")),
+    (["center", "scale_by_correlation", "weighted_sum", "scale_by_std"], ("Step 2", "scale_by_correlation")),
+)
+def test_a_factor_that_a_division_within_the_group_cancels_is_an_error(steps, words):
+    assert_error_at_start_up(steps, *words, NO_EFFECT)
 
 
-def canceled_division(first: str, last: str) -> Case:
-    """Return the case of two divisions, of which the second cancels the first."""
-    return Case(["weighted_sum", first, "center", last], ("Step 2", first, NO_EFFECT))
+def test_leave_one_out_before_a_division_within_the_group_is_an_error():
+    steps = ["weighted_sum", LEAVE_ONE_OUT, "scale_by_std"]
+    assert_error_at_start_up(steps, "Step 2", "leave_one_out=True", "no effect")
 
 
-# A division by the standard deviation of the group cancels any factor of the group or of the batch.
-CANCELED_BY_GROUP_STD = [
-    *map(canceled_factor, ["balance", "weight_by_difficulty", "weight_by_focal", "whiten"]),
-    canceled_division("divide_by_mean", "scale_by_std"),
-    canceled_division("divide_by_mean", "scale_by_mad"),
-    canceled_division("divide_by_batch_std", "scale_by_std"),
-    canceled_division("divide_by_batch_std", "scale_by_mad"),
-    Case([*SUMMED, "scale_by_mad", "scale_by_std"], ("Step 3", "scale_by_mad", NO_EFFECT)),
-    Case([*SUMMED, "scale_by_std", "scale_by_mad"], ("Step 3", "scale_by_std", NO_EFFECT)),
-    Case(["divide_by_mean", "center", "scale_by_std", "weighted_sum"], ("Step 1", "divide_by_mean", NO_EFFECT)),
-    Case(["center", SAW, "scale_by_std", "weighted_sum"], ("Step 2", "weight_by_variation", NO_EFFECT)),
-    Case(["center", "weight_by_density", "scale_by_std", "soft_min"], ("Step 2", "weight_by_density", NO_EFFECT)),
-    Case(
-        ["center", "scale_by_correlation", "weighted_sum", "scale_by_std"],
-        ("Step 2", "scale_by_correlation", NO_EFFECT),
-    ),
-    Case(["weighted_sum", LEAVE_ONE_OUT, "scale_by_std"], ("Step 2", "leave_one_out=True", "no effect")),
-]
+@list_rejected_with_words(
+    (["weighted_sum", "balance", "divide_by_mean", "center"], ("Step 2", "balance")),
+    (["weighted_sum", "balance", "divide_by_batch_std", "center"], ("Step 2", "balance")),
+    (["weighted_sum", "divide_by_batch_std", "divide_by_mean", "center"], ("Step 2", "divide_by_batch_std")),
+    (["weighted_sum", "divide_by_batch_std", "center", "whiten"], ("Step 2", "divide_by_batch_std")),
+    ([*SUMMED, "balance", "whiten"], ("Step 3", "balance")),
+)
+def test_a_factor_of_the_batch_that_a_later_division_cancels_is_an_error(steps, words):
+    assert_error_at_start_up(steps, *words, NO_EFFECT)
 
-# So do a division by the mean of the group and one by the standard deviation of the batch.
-CANCELED_BY_OTHER_DIVISION = [
-    Case(["weighted_sum", "balance", "divide_by_mean", "center"], ("Step 2", "balance", NO_EFFECT)),
-    Case(["weighted_sum", "balance", "divide_by_batch_std", "center"], ("Step 2", "balance", NO_EFFECT)),
-    Case(
-        ["weighted_sum", "divide_by_batch_std", "divide_by_mean", "center"],
-        ("Step 2", "divide_by_batch_std", NO_EFFECT),
-    ),
-    Case(["weighted_sum", "divide_by_batch_std", "center", "whiten"], ("Step 2", "divide_by_batch_std", NO_EFFECT)),
-    Case([*SUMMED, "balance", "whiten"], ("Step 3", "balance", NO_EFFECT)),
-]
 
-DIVIDES_UNCENTERED_VALUES = [
-    Case(
-        ["weighted_sum", "scale_by_std"],
-        ("Step 2", "scale_by_std", NOT_CENTERED, "Add center directly before scale_by_std"),
-    ),
-    Case([*SUMMED, "weight_by_history", "scale_by_std"], ("Step 4", "scale_by_std", NOT_CENTERED)),
-    Case(["center", "drop_conflicts", "scale_by_mad", "weighted_sum"], ("Step 3", "scale_by_mad", NOT_CENTERED)),
-]
-
-NEEDS_ONE_VALUE = [
-    Case(
-        ["center", "weight_by_history", "weighted_sum", "center"],
-        ("one value per row", "Put weighted_sum before weight_by_history"),
-    ),
-    Case([PENALTY, "weighted_sum", "center"], ("one value per row", "Put weighted_sum before length_penalty")),
-    Case(["balance", "weighted_sum", "center"], ("one value per row", "Put weighted_sum before balance")),
-]
+@list_rejected_with_words(
+    (["weighted_sum", "scale_by_std"], ("Step 2", "scale_by_std", "Add center directly before scale_by_std")),
+    ([*SUMMED, "weight_by_history", "scale_by_std"], ("Step 4", "scale_by_std")),
+    (["center", "drop_conflicts", "scale_by_mad", "weighted_sum"], ("Step 3", "scale_by_mad")),
+)
+def test_a_division_of_values_that_are_not_centered_is_an_error(steps, words):
+    assert_error_at_start_up(steps, *words, NOT_CENTERED)
 
 
 @pytest.mark.parametrize(
-    ("steps", "words"),
-    [*CANCELED_BY_GROUP_STD, *CANCELED_BY_OTHER_DIVISION, *DIVIDES_UNCENTERED_VALUES, *NEEDS_ONE_VALUE],
+    ("steps", "name"),
+    [
+        (["center", "weight_by_history", "weighted_sum", "center"], "weight_by_history"),
+        ([PENALTY, "weighted_sum", "center"], "length_penalty"),
+        (["balance", "weighted_sum", "center"], "balance"),
+    ],
     ids=as_text,
 )
-def test_a_list_that_cannot_work_or_has_a_step_without_effect_is_rejected_at_start_up(steps, words):
-    """Each of these lists follows the rules on the order of its steps, so that it can be built."""
-    (finding,) = findings_at_start_up(*steps, rewards={"keys": ["x"]})
-    assert finding.severity == "error"
-    assert says(finding, *words)
+def test_a_step_that_needs_one_value_per_response_is_an_error_before_the_sum(steps, name):
+    assert_error_at_start_up(steps, "one value per row", f"Put weighted_sum before {name}")
 
 
 @pytest.mark.parametrize(
@@ -254,13 +255,11 @@ class BaseSettings:
 @pytest.fixture
 def _custom_methods(monkeypatch):
     """Add methods of another package: a sum, a centered sum, one that has a base, and one that cannot be imported."""
+    raw = Method.from_steps("a test", "sums the rewards", (WeightedSum(),))
+    centered = Method.from_steps("a test", "centers the sum", (WeightedSum(), Center()))
     building = Method("a test", "builds on grpo", lambda _section, _settings: (), settings=BaseSettings, base="base")
-    methods = {
-        "raw": Method.from_steps("a test", "sums the rewards", (WeightedSum(),)),
-        "centered": Method.from_steps("a test", "centers the sum", (WeightedSum(), Center())),
-        "building": building,
-        "broken": EntryPoint("broken", "no_such_package:METHOD", "verl_ext.estimators"),
-    }
+    broken = EntryPoint("broken", "no_such_package:METHOD", "verl_ext.estimators")
+    methods = {"raw": raw, "centered": centered, "building": building, "broken": broken}
     for name, method in methods.items():
         monkeypatch.setitem(ESTIMATORS, name, method)
 

@@ -84,7 +84,8 @@ def test_a_custom_step_with_a_state_may_occur_only_once():
 
 def test_a_custom_step_may_sum_the_rewards():
     """The lowest rewards are 1 and 0 in group a, and 0 and 0 in group b."""
-    batch = Batch.of([[1.0, 3.0], [0.0, 1.0], [2.0, 0.0], [5.0, 0.0]], list("aabb"), keys=("x", "y"))
+    rewards = [[1.0, 3.0], [0.0, 1.0], [2.0, 0.0], [5.0, 0.0]]
+    batch = Batch.of(rewards, list("aabb"), keys=("x", "y"))
     chain = composed(f"{OWN}:Lowest", "center", **XY)
     assert chain(batch).advantages.tolist() == [0.5, -0.5, 0, 0]
     assert not chain.per_reward

@@ -26,21 +26,23 @@ def test_a_zero_variance_group_and_a_group_of_one_get_exactly_0(name, config, co
 
     The standard deviation of float32 constants of 0.2 is 1.6e-8 instead of 0.
     """
-    value = np.float32(constant)
-    next_value = np.nextafter(value, np.float32(9e9))
-    zero_variance = [float(value), float(next_value), float(value), float(value)]
-    rollout = Rollout(
-        uids=list("ddddxxxxo"),
-        columns={"a": [*zero_variance, 1, 0, 0, 0, 9], "b": [*zero_variance, 0, 0, 1, 1, 3]},
-        lengths=[3, 1, 2, 5, 3, 1, 2, 5, 1],
-        accuracy=[0.5, 0.5, 0.5, 0.5, 1, 0, 0, 0, 1],
-    )
+    value = float(np.float32(constant))
+    next_value = float(np.nextafter(np.float32(constant), np.float32(9e9)))
+    zero_variance = [value, next_value, value, value]
+    a = [*zero_variance, 1, 0, 0, 0, 9]
+    b = [*zero_variance, 0, 0, 1, 1, 3]
+    lengths = [3, 1, 2, 5, 3, 1, 2, 5, 1]
+    accuracy = [0.5, 0.5, 0.5, 0.5, 1, 0, 0, 0, 1]
+    rollout = Rollout(list("ddddxxxxo"), {"a": a, "b": b}, lengths, accuracy)
 
     advantages = call_on_rollout(name, config, rollout).rows
 
-    assert advantages[:4].tolist() == [0, 0, 0, 0]  # group d
-    assert (advantages[4:8] != 0).any()  # group x
-    assert advantages[8] == 0  # group o
+    of_zero_variance_group = advantages[:4]
+    of_other_group = advantages[4:8]
+    of_group_of_one = advantages[8]
+    assert of_zero_variance_group.tolist() == [0, 0, 0, 0]
+    assert of_group_of_one == 0
+    assert of_other_group.any()
 
 
 FINITE_EXTREMES = (0.0, -0.0, 1.0, -1.0, 5e-324, 1e-30, 1e-7, 1e16, 1e30)

@@ -37,14 +37,15 @@ def test_the_setting_has_the_effect_of_the_weights_of_the_batch(name, config, ro
 def test_a_chain_built_from_settings_weights_the_rewards():
     """The sums of group a are 2 * 1 - 0 = 2 and 2 * 0 - 3 = -3, with the mean -0.5."""
     settings = Settings.parse({"rewards": {"keys": ["x", "y"], "weights": [2.0, -1.0]}})
+    chain = build("drgrpo", settings)
     batch = Batch.of([[1, 0], [0, 3], [1, 1], [1, 1]], list("aabb"), keys=("x", "y"))
 
-    result = build("drgrpo", settings)(batch)
+    result = chain(batch)
 
-    assert result.advantages.tolist() == [2.5, -2.5, 0, 0]
     contributions, total = result.summed
     assert contributions.tolist() == [[2, 0], [0, -3], [2, -1], [2, -1]]
     assert total.tolist() == [2, -3, 1, 1]
+    assert result.advantages.tolist() == [2.5, -2.5, 0, 0]
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
