@@ -68,7 +68,7 @@ def test_an_accuracy_that_is_not_finite_is_rejected_with_its_uid(wrong, threshol
 @pytest.mark.parametrize(
     ("low", "high"), [(-1.0, 1.0), (0.0, 2.0), (0.0, 1 + 2e-6), (-2e-6, 0.5)], ids=lambda value: f"{value:.6g}"
 )
-def test_an_accuracy_outside_the_unit_interval_is_rejected_with_its_range_and_the_remedy(low, high):
+def test_an_accuracy_outside_the_unit_interval_is_rejected_with_a_remedy(low, high):
     found_range = f"[{low:g}, {high:g}]"
     remedies = ("algorithm.rewards.accuracy_key", "accuracy_threshold=t")
     with pytest.raises(ConfigurationError, match=facts("'reward'", found_range, "[0, 1]", *remedies)):
@@ -90,7 +90,7 @@ def test_an_accuracy_beyond_the_unit_interval_by_rounding_is_clipped(values, cli
 
 
 @pytest.mark.parametrize(("threshold", "margin"), [(0.0, 1e-6), (0.5, 1e-6), (100.0, 1e-4), (-100.0, 1e-4)])
-def test_a_threshold_has_a_margin_of_a_millionth_of_the_larger_of_1_and_itself(threshold, margin):
+def test_a_threshold_has_a_relative_margin_of_a_millionth(threshold, margin):
     """The margin exceeds float32 rounding. For example, float32(0.7) is 0.69999999 and has reached 0.7."""
     values = threshold + margin * np.array([-1.5, -0.5, 0.5, 1.5])
     accuracy = unit_accuracy(values, LABELS, key="k", threshold=threshold)
@@ -144,7 +144,7 @@ def rubric_batch(labels: list[str], factors: list[list[float]]) -> Batch:
     )
 
 
-def test_the_weight_of_a_criterion_is_the_weight_of_its_rubric_times_its_weight_within_the_rubric():
+def test_criterion_weight_is_rubric_weight_times_weight_within_rubric():
     """The prompts have different weights, so that there is one row of weights per response, and one per group."""
     factors = [[1.0, 0.75, -0.25], [1.0, 0.5, 0.5], [1.0, 0.75, -0.25]]
     batch = rubric_batch(["p", "q", "p"], factors).with_weights([3.0, 2.0])
@@ -156,7 +156,7 @@ def test_the_weight_of_a_criterion_is_the_weight_of_its_rubric_times_its_weight_
     assert batch.by_reward().weights.tolist() == [3, 2]
 
 
-def test_criteria_with_the_same_weights_for_every_prompt_have_one_row_of_weights():
+def test_criteria_with_equal_weights_for_all_prompts_have_one_row():
     factors = [1.0, 0.75, -0.25]
     batch = rubric_batch(["p", "q"], [factors, factors]).with_weights([1.0, 2.0])
     assert batch.weights.tolist() == [1, 1.5, -0.5]

@@ -203,7 +203,7 @@ def test_a_state_that_json_restores_unchanged_is_valid(state):
         pytest.param({"n": np.int64(3)}, id="integer of numpy"),
     ],
 )
-def test_a_state_that_json_rejects_or_changes_is_an_error_that_names_the_step(state):
+def test_a_state_that_json_does_not_restore_is_rejected(state):
     with pytest.raises(CheckpointError, match=facts("'mine'", "str, list, and dict")):
         plain_state({"mine": state})
 

@@ -181,7 +181,7 @@ def values_after(step: Step, batch: Batch) -> np.ndarray:
 
 
 @steps_that("reads_one_group")
-def test_a_step_that_reads_one_group_gives_the_same_values_without_the_other_groups(step, columns):
+def test_a_step_that_reads_one_group_ignores_the_other_groups(step, columns):
     all_groups = random_batch(step, columns)
     first_group = batch_of(all_groups.rewards[:4], "aaaa")
     np.testing.assert_allclose(values_after(step, all_groups)[:4], values_after(step, first_group), rtol=1e-12)
@@ -195,12 +195,12 @@ def test_a_step_that_centers_gives_each_group_the_mean_0(step, columns):
 
 
 @steps_that("zero_without_variance")
-def test_a_step_that_is_zero_without_variance_gives_a_zero_variance_group_0(step, columns):
+def test_a_step_declared_zero_without_variance_is_zero(step, columns):
     assert not values_after(step, constant_batch(0.3, columns)).any()
 
 
 @steps_that("rescales_batch")
-def test_a_step_that_rescales_the_batch_multiplies_each_reward_by_one_positive_number(step, columns):
+def test_a_step_that_rescales_the_batch_has_one_factor_per_reward(step, columns):
     batch = random_batch(step, columns)
     factors = values_after(step, batch) / batch.returns
     assert (factors > 0).all()

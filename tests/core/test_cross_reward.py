@@ -89,7 +89,7 @@ def soft_minimum(k: float, batch: Batch) -> np.ndarray:
 
 
 @given(rollout=rollouts(nan=False))
-def test_a_soft_minimum_lies_between_the_minimum_and_the_mean_and_reaches_both(rollout):
+def test_a_soft_minimum_lies_between_minimum_and_mean_and_reaches_both(rollout):
     batch = rollout.batch()
     mean = batch.returns.mean(axis=1)
     minimum = batch.returns.min(axis=1)
@@ -102,7 +102,7 @@ def test_a_soft_minimum_lies_between_the_minimum_and_the_mean_and_reaches_both(r
     np.testing.assert_allclose(soft_minimum(1e6, batch), minimum, rtol=1e-6, atol=1e-5)
 
 
-def test_a_soft_minimum_uses_the_weights_of_a_rubric_but_not_those_of_the_rewards():
+def test_a_soft_minimum_uses_rubric_weights_but_not_reward_weights():
     """With the weights 0.75 and -0.25, the second criterion is negated, and its weight in the mean is 0.25.
 
     With a weight of 0 the criterion does not count.
@@ -166,7 +166,7 @@ def variation_weights(rewards, min_values=None, **options) -> list[float]:
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_a_reward_without_variance_or_without_scores_has_the_variation_weight_0(rewards, weights):
+def test_a_reward_without_variance_or_scores_has_variation_weight_0(rewards, weights):
     assert variation_weights(rewards) == pytest.approx(weights)
 
 

@@ -122,7 +122,7 @@ def test_the_short_lists_contain_every_step_and_both_verdicts(findings_of):
     assert len(findings_of) - len(accepted) > 300
 
 
-def test_in_an_accepted_list_every_step_has_an_effect_on_other_batches(findings_of):
+def test_every_step_of_an_accepted_list_has_an_effect_on_other_batches(findings_of):
     without_effect = []
     for steps in accepted_lists(findings_of):
         advantages = advantages_on_other_batches(steps)
@@ -132,7 +132,7 @@ def test_in_an_accepted_list_every_step_has_an_effect_on_other_batches(findings_
     assert without_effect == []
 
 
-def test_in_an_accepted_list_every_step_that_needs_centered_values_gets_them_on_other_batches(findings_of):
+def test_an_accepted_list_centers_values_for_each_step_that_needs_it(findings_of):
     not_centered = []
     batch = OTHER_BATCHES[0][0]
     for steps in accepted_lists(findings_of):
@@ -146,7 +146,7 @@ def test_in_an_accepted_list_every_step_that_needs_centered_values_gets_them_on_
     assert not_centered == []
 
 
-def test_a_step_without_effect_on_the_synthetic_batches_has_none_on_other_batches(findings_of):
+def test_a_step_found_without_effect_has_none_on_other_batches(findings_of):
     with_effect = []
     for steps, findings in findings_of.items():
         for finding in findings:
@@ -202,7 +202,7 @@ def test_a_list_with_a_step_without_effect_has_a_finding_for_the_step(entries, w
 @pytest.mark.parametrize(
     ("per_turn", "without_effect"), [(False, "divide_by_batch_std"), (True, "whiten")], ids=["per response", "per turn"]
 )
-def test_one_of_whitening_and_a_division_by_the_standard_deviation_has_no_effect(centered, per_turn, without_effect):
+def test_whitening_with_division_by_the_batch_std_leaves_one_without_effect(centered, per_turn, without_effect):
     """Per turn, `whiten` subtracts no mean and divides by another number than `divide_by_batch_std`.
 
     The second division then cancels the first. Otherwise both divide by the same number, so that the second one divides
@@ -214,7 +214,7 @@ def test_one_of_whitening_and_a_division_by_the_standard_deviation_has_no_effect
     assert says(finding, without_effect, "has no effect")
 
 
-def test_a_step_that_does_not_support_rubrics_raises_only_if_a_reward_is_a_rubric():
+def test_a_step_without_rubric_support_raises_only_for_a_rubric():
     steps = steps_of(["center", "drop_conflicts", "weighted_sum"])
     assert list(measure(steps)) == []
     with pytest.raises(ConfigurationError, match=facts("'drop_conflicts'", "does not support rubrics")):
@@ -303,13 +303,13 @@ def chain_of(name: str, sections: dict) -> Chain:
 
 @pytest.mark.parametrize("per_turn", [False, True])
 @EVERY_METHOD
-def test_a_built_in_method_has_no_step_without_effect(name, sections, per_turn):
+def test_every_step_of_a_built_in_method_has_an_effect(name, sections, per_turn):
     assert list(measure(chain_of(name, sections).steps, per_turn=per_turn)) == []
 
 
 @pytest.mark.parametrize("per_turn", [False, True])
 @EVERY_METHOD
-def test_with_a_rubric_a_built_in_method_has_no_step_without_effect_or_rejects_rubrics(name, sections, per_turn):
+def test_every_step_of_a_built_in_method_has_an_effect_on_rubrics(name, sections, per_turn):
     steps = chain_of(name, sections).steps
     steps_before_sum = itertools.takewhile(lambda step: not step.sums, steps)
     if any(step.not_with_rubrics for step in steps_before_sum):

@@ -27,7 +27,7 @@ def result_of_one_prompt(step: WeightByHistory, accuracy: float, state) -> StepR
     return step.transform(np.ones((2, 1)), batch_of_accuracies(accuracy), state)
 
 
-def test_a_shorter_window_has_an_effect_in_the_first_batch_after_a_resume():
+def test_a_shorter_window_takes_effect_right_after_a_resume():
     """Only the last two of 0, 0.5 and 0.75 count. Their standard deviation (n) is 0.125, so eta_t = 0.8 * 0.125."""
     step = WeightByHistory(eta=0.8, eta_min=0.0, history_window=2)
     state = {"anchor": "soft", "value": 0.75, "window": [0.0, 0.5, 0.75], "updates": 3}
@@ -38,7 +38,7 @@ def test_a_shorter_window_has_an_effect_in_the_first_batch_after_a_resume():
     assert result.state["window"] == pytest.approx([0.75, 0.9 * 0.75 + 0.1 * 0.5])
 
 
-def test_the_weight_depends_on_the_gap_of_the_prompt_and_on_the_sign_of_the_advantage():
+def test_the_weight_depends_on_the_gap_and_the_sign_of_the_advantage():
     """The anchor is 0.5. The prompts have the accuracies 0.25 (hard) and 1.0 (easy), so the gaps are -0.25 and 0.5.
 
     The metrics leave out the two responses to the third prompt, whose values are 0.

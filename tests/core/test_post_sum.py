@@ -17,7 +17,7 @@ NAN = math.nan
 
 @pytest.mark.parametrize("offset", [0.0, 0.7, 10000.7, 1e9 + 0.3, -1e12])
 @pytest.mark.parametrize("scale", [(), (ScaleByStd(),), (ScaleByMad(),)], ids=["centered", "std", "mad"])
-def test_a_zero_variance_group_stays_0_whatever_the_offset_of_other_groups(offset, scale):
+def test_a_zero_variance_group_stays_0_next_to_any_offset(offset, scale):
     """The other groups vary by a hundred thousandth of the offset, in 100 random batches."""
     random = np.random.default_rng(0)
     deviation = max(1.0, 1e-5 * abs(offset))
@@ -50,7 +50,7 @@ def test_no_advantage_is_a_negative_zero(weight, whiten):
 
 @pytest.mark.parametrize(("relative_mean", "is_shifted"), [(0.9e-6, False), (1.1e-6, True), (-1.1e-6, True)])
 @pytest.mark.parametrize(("largest", "scale"), [(0.5, 1.0), (1.0, 1.0), (100.0, 100.0)])
-def test_a_group_is_centered_if_its_mean_is_a_millionth_of_the_largest_value(relative_mean, is_shifted, largest, scale):
+def test_whitening_tolerates_group_means_of_a_millionth_of_the_largest_value(relative_mean, is_shifted, largest, scale):
     """The limit is 1e-6 if no value is larger than 1, and 1e-4 if the largest value is 100.
 
     Whitening subtracts the mean unless every group is centered, and then moves the zero-variance group b away from 0.
@@ -114,7 +114,7 @@ def test_a_response_without_an_accuracy_is_not_compared_by_length():
     assert values.tolist() == [1, 1, 0.5]
 
 
-def test_per_turn_a_response_receives_the_length_penalty_at_its_last_turn():
+def test_per_turn_the_length_penalty_is_received_at_the_last_turn():
     """The first response is longer, 3 + 1 tokens to 2. It loses 0.5 at its second turn, discounted at its first."""
     turns = Turns.of_counts([2, 1], discount=0.5)
     batch = Batch.of([[1], [1], [1]], ["p"] * 3, lengths=[3, 1, 2], accuracy=[1, 1, 1], turns=turns)

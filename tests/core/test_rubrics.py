@@ -46,7 +46,7 @@ def advantages(name, config, batch, rewards=RIGHT_AND_RUBRIC) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "config"), CHAINS.values(), ids=CHAINS.keys())
 @given(rollout=rollouts(keys=["right", *"abcde"]), count=st.integers(1, 5), weight=st.sampled_from([None, 3.0]))
-def test_criteria_of_equal_weight_are_rewards_that_share_the_weight_of_the_rubric(name, config, rollout, count, weight):
+def test_criteria_of_equal_weight_share_the_weight_of_the_rubric(name, config, rollout, count, weight):
     keys = ["right", *(f"criterion {index}" for index in range(count))]
     weights = [1.0] + [0.5 / count] * count
     rewards = [row[: count + 1] for row in rollout.rewards]
@@ -86,7 +86,7 @@ def test_the_number_of_criteria_of_another_prompt_changes_nothing(name, config, 
 
 @pytest.mark.parametrize(("weight", "sign"), [(1.0, 1), (-3.0, -1)], ids=["positive weight", "negative weight"])
 @given(rollout=rollouts(keys=[*"abcd"]), count=st.integers(1, 4))
-def test_a_soft_minimum_counts_each_criterion_once_and_negates_it_for_a_negative_weight(weight, sign, rollout, count):
+def test_a_soft_minimum_negates_a_criterion_with_a_negative_weight(weight, sign, rollout, count):
     criteria = np.array(rollout.rewards)[:, :count]
     batch = rubric_batch(rollout.uids, [rubric(row, [weight] * count) for row in criteria])
     separate_rewards = Batch.of(sign * criteria, rollout.uids, keys=[*"abcd"[:count]])
@@ -224,7 +224,7 @@ UNSCORED = rubric([NAN])
 P_WITH_RUBRIC_Q_WITHOUT = right_and_rubric_batch([*"ppqq"], [0.0, 0.0, 1.0, 0.0], [*RUBRICS_OF_P, UNSCORED, UNSCORED])
 
 
-def test_a_prompt_with_an_unscored_rubric_gets_advantages_from_its_other_rewards():
+def test_a_prompt_with_an_unscored_rubric_uses_its_other_rewards():
     rewards = {"keys": ["right", "rubric"], "weights": [1.0, 1.0]}
     found = advantages("drgrpo", {}, P_WITH_RUBRIC_Q_WITHOUT, rewards)
     np.testing.assert_array_equal(found, [0.375, -0.375, 0.5, -0.5])

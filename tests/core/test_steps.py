@@ -73,7 +73,7 @@ def test_a_field_that_is_not_in_the_batch_is_an_error():
         batch.field("data_source")
 
 
-def test_rewards_of_different_scale_still_cancel_after_the_division_by_the_std_of_the_batch():
+def test_canceling_rewards_still_cancel_after_division_by_the_batch_std():
     canceling_rewards = [[3.0, -0.5], [-3.0, 0.5], [0.0, 0.0]]
     batch = Batch.of(canceling_rewards, ["p"] * 3, keys=("a", "b"))
 
@@ -83,7 +83,7 @@ def test_rewards_of_different_scale_still_cancel_after_the_division_by_the_std_o
     assert sums == pytest.approx([0, 0, 0], abs=1e-12)
 
 
-def test_a_reward_without_variance_is_not_divided_by_the_std_of_the_batch():
+def test_a_zero_variance_reward_is_not_divided_by_the_batch_std():
     values = values_after(DivideByBatchStd(), [1.0, 1.0, 1.0 + 1e-9])
     assert values == pytest.approx([1.0, 1.0, 1.0])
 

@@ -46,7 +46,7 @@ KL = np.array([-1e-4, 2e-4, 0.0, -3e-4, 1e-3, -2e-3, 0.0, 1e-3])
 
 
 @pytest.mark.parametrize("dgae", [True, False])
-def test_the_kl_term_does_not_make_a_zero_variance_group_of_dgpo_valid(dgae):
+def test_dgpo_ignores_the_kl_term_in_zero_variance_groups(dgae):
     """All responses of group b are correct. With KL, too, its advantages are 0 and the balance factor is 8 / 4."""
     accuracy = [1.0, 0, 0, 1, 1, 1, 1, 1]
     rewards = [[value] for value in accuracy]

@@ -76,7 +76,7 @@ def with_nonzero_variance_group(rollout: Rollout) -> Rollout:
 
 @EVERY_CHAIN
 @given(rollout=canceling_rollouts())
-def test_if_the_rewards_of_every_group_cancel_all_advantages_are_exactly_0(name, config, rollout):
+def test_if_rewards_cancel_in_every_group_all_advantages_are_exactly_0(name, config, rollout):
     result = call_on_rollout(name, REWARDS | config, rollout, state=None)
 
     assert (result.tensor == 0).all()
@@ -86,7 +86,7 @@ def test_if_the_rewards_of_every_group_cancel_all_advantages_are_exactly_0(name,
 
 @EVERY_CHAIN
 @given(rollout=canceling_rollouts())
-def test_a_group_whose_rewards_cancel_is_exactly_0_next_to_a_group_with_variance(name, config, rollout):
+def test_a_canceling_group_is_exactly_0_next_to_a_varying_group(name, config, rollout):
     """An update that skips zero-advantage rows skips the group, and neither balance nor difficulty counts it."""
     both = with_nonzero_variance_group(rollout)
     size = len(both.uids)

@@ -223,7 +223,7 @@ def test_a_division_of_values_that_are_not_centered_is_an_error(steps, words):
     ],
     ids=as_text,
 )
-def test_a_step_that_needs_one_value_per_response_is_an_error_before_the_sum(steps, name):
+def test_a_step_for_one_value_per_response_is_an_error_before_the_sum(steps, name):
     assert_error_at_start_up(steps, "one value per row", f"Put weighted_sum before {name}")
 
 
@@ -277,7 +277,7 @@ def test_hadw_builds_on_every_method_that_builds_on_no_other():
 
 @pytest.mark.usefixtures("_custom_methods")
 @pytest.mark.parametrize("base", ["hadw", "broken", "building"])
-def test_hadw_rejects_a_base_that_builds_on_another_or_cannot_be_imported(base):
+def test_hadw_rejects_a_base_with_a_base_or_an_import_error(base):
     with pytest.raises(ConfigurationError, match=facts("algorithm.hadw.base", repr(base), "'centered', 'compose'")):
         hadw_on(base)
 

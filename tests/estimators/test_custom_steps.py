@@ -153,7 +153,7 @@ def test_each_reward_needs_a_minimum_value(weights):
     assert says(finding, "min_values", "2 numbers")
 
 
-def test_a_list_with_a_step_that_reads_fields_of_verls_batch_is_not_computed_before_the_run():
+def test_a_list_that_reads_fields_of_verls_batch_has_no_dry_run():
     """A synthetic batch has no such fields. So the second `center` may have an effect that cannot be measured."""
     steps = [*SUMMED, f"{OWN}:BySource"]
     assert composed(*steps).needs_fields == ("data_source",)
@@ -164,7 +164,7 @@ def test_a_list_with_a_step_that_reads_fields_of_verls_batch_is_not_computed_bef
 @pytest.mark.parametrize(
     "steps", [["weighted_sum", f"{OWN}:Middle"], [f"{OWN}:Middle", "scale_by_std", "weighted_sum"]], ids=as_text
 )
-def test_a_group_that_varies_by_rounding_is_exactly_0_after_a_custom_step_that_centers(steps):
+def test_a_custom_step_that_centers_sets_a_zero_variance_group_to_0(steps):
     varies_by_rounding = [[0.3], [np.float32(0.3)]]
     batch = Batch.of([*varies_by_rounding, [1.0], [0.0]], list("aabb"))
 

@@ -260,7 +260,7 @@ def test_dgpo_with_the_difficulty_of_the_prompt_equals_the_plain_loops(batch, di
 
 
 @given(st.lists(responses(), min_size=1, max_size=4), DISCOUNT, st.sampled_from(["soft", "window"]))
-def test_hadw_compares_the_prompt_with_the_batch_and_counts_each_response_once(batches, discount, anchor):
+def test_hadw_compares_the_prompt_with_the_batch_once_per_response(batches, discount, anchor):
     history = reference.History(anchor)
     state = None
     for batch in batches:

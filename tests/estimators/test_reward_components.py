@@ -57,7 +57,7 @@ def test_an_invalid_component_that_is_only_logged_causes_one_warning(name, caplo
 
 
 @pytest.mark.parametrize("key", [key for key in INVALID_COMPONENTS if key != 3])
-def test_an_invalid_component_is_not_scored_in_a_run_with_verls_own_estimator(key):
+def test_an_invalid_component_is_not_scored_with_verls_own_estimator(key):
     settings = Settings.parse({"rewards": {"log": "all"}})
     table = table_of_components(Run("grpo", settings, None))
     column = table.column(key, "keys", strict=False)
@@ -122,7 +122,7 @@ def test_the_key_score_is_the_sum_of_the_token_level_rewards():
     np.testing.assert_allclose(from_score.rows, gdpo().rows)
 
 
-def test_a_returned_component_score_takes_precedence_over_the_sum_of_the_token_level_rewards():
+def test_a_returned_component_score_takes_precedence_over_token_level_rewards():
     constant = [9.0, 9.0, 9.0, 9.0]
     components = fields(score=np.array(X))
     from_component = call("gdpo", constant, UIDS, config=SCORE_AND_Y, components=components, returned=["score"])
