@@ -51,7 +51,7 @@ TESTS=(
   tests/update/test_{rule,gradients,split,marks}.py
   tests/checks/test_{driver,doctor,loss_normalizers,losses}.py
   tests/cpu/test_plugin.py tests/estimators/test_against_verl.py
-  tests/core/test_metrics.py::test_verl_combines_each_metric_as_its_last_word_says
+  tests/core/test_metrics.py::test_verl_combines_each_metric_by_the_last_word_of_its_name
 )
 status=0
 echo "== doctor, verl $("$python" -W ignore -c 'import verl; print(verl.__version__)' 2>/dev/null | tail -n 1) in $folder"

@@ -13,7 +13,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 PACKAGES=(hypothesis pytest)
-TESTS=(tests/core tests/test_settings.py tests/estimators/test_meaning.py)
+TESTS=(tests/core tests/test_settings.py tests/estimators/test_balance_and_kl.py)
 if [ "$TORCH" = none ]; then
     TESTS+=(--ignore tests/core/test_row_index.py --ignore tests/core/test_metrics.py --ignore tests/core/test_turns.py)
     TESTS+=(--ignore tests/core/test_turn_spans.py)

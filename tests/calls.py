@@ -1,4 +1,4 @@
-"""An estimator called as verl calls it."""
+"""Call an estimator as verl calls it."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from verl_ext.settings import Settings
 
 @dataclass
 class Call:
-    """What one call returned: the advantage of each row, both tensors, what a trainer would log, and the new state."""
+    """The result of one call: the advantage of each row, both tensors, the metrics of a trainer, and the new state."""
 
     rows: np.ndarray
     tensor: torch.Tensor
@@ -29,14 +29,20 @@ class Call:
     state: State | None
 
 
-def tensors(scores: Sequence[float], lengths: Sequence[int], dtype: torch.dtype = torch.float32):
-    """Token-level rewards with the score on the last token that counts (the first, where none does), and the mask."""
+def tensors(
+    scores: Sequence[float], lengths: Sequence[int], dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token-level rewards with the score on the last token of the response, and the response mask.
+
+    The score of a response without tokens is on the first token, which is outside the mask.
+    """
     width = max([1, *lengths])
     mask = torch.zeros(len(lengths), width, dtype=torch.int64)
     rewards = torch.zeros(len(lengths), width, dtype=dtype)
     for row, length in enumerate(lengths):
         mask[row, :length] = 1
-        rewards[row, max(length - 1, 0)] = scores[row]
+        last_token = max(length - 1, 0)
+        rewards[row, last_token] = scores[row]
     return rewards, mask
 
 
@@ -49,8 +55,10 @@ def call(
     dtype: torch.dtype = torch.float64,
     **given: Any,
 ) -> Call:
-    """Call the registered function as a trainer does, with the score on the last token of each response."""
-    rewards, mask = tensors(scores, [1] * len(scores) if lengths is None else lengths, dtype)
+    """Call the estimator as a trainer does, with the score on the last token of each response."""
+    if lengths is None:
+        lengths = [1] * len(scores)
+    rewards, mask = tensors(scores, lengths, dtype)
     return call_on_tensors(name, rewards, mask, uids, **given)
 
 
@@ -68,7 +76,7 @@ def call_on_tensors(
     rows: RowIndex | None = None,
     returned: Sequence[str] | None = None,
 ) -> Call:
-    """Call it in a fresh run unless one is given; with `rows` the run knows of sessions.
+    """Call the estimator as a trainer does, in a new run unless `run` is set. `rows` are the rows of sessions.
 
     `returned` are the components that the reward function returned, by default `acc` and `score`.
     """
@@ -76,7 +84,8 @@ def call_on_tensors(
         settings = Settings.parse(dict(config or {}))
         run = Run(name, settings, build(name, settings), state=state)
     components = components or {}
-    returned = [name for name in components if name in ("acc", "score")] if returned is None else returned
+    if returned is None:
+        returned = [component for component in components if component in ("acc", "score")]
     table = table_of(run, components, uids, mask, returned=returned, tensors=batch)
     if rows is not None:
         table = replace(table, rows=rows)
@@ -84,8 +93,16 @@ def call_on_tensors(
         advantages, returns = compute(
             name, token_level_rewards=rewards, response_mask=mask, index=object_array(uids), config=None
         )
-    per_row = advantages.gather(1, mask.long().argmax(dim=1, keepdim=True))[:, 0].tolist() if advantages.numel() else []
-    return Call(np.array(per_row, dtype=float), advantages, returns, run.metrics, run.state)
+    return Call(advantage_of_row(advantages, mask), advantages, returns, run.metrics, run.state)
+
+
+def advantage_of_row(advantages: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+    """Return the advantage at the first token of each response."""
+    if not advantages.numel():
+        return np.array([], dtype=float)
+    first_token = mask.long().argmax(dim=1, keepdim=True)
+    at_first_token = advantages.gather(1, first_token)[:, 0]
+    return np.array(at_first_token.tolist(), dtype=float)
 
 
 def table_of(
@@ -97,7 +114,7 @@ def table_of(
     returned: Sequence[str] | None,
     tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> Table:
-    """The rewards of a batch of `RayPPOTrainer` with these fields."""
+    """Return the rewards of a batch of `RayPPOTrainer` with these fields."""
     data = SimpleNamespace(
         batch={"response_mask": mask, **(tensors or {})},
         non_tensor_batch={"uid": object_array(uids), **fields},
@@ -107,12 +124,12 @@ def table_of(
 
 
 def metrics_of(name: str, scores: Sequence[float], uids: Sequence[Hashable], **given: Any) -> dict[str, float]:
-    """What a trainer would log for such a call."""
+    """Return the metrics that a trainer would log for the call."""
     return call(name, scores, uids, **given).metrics
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:
-    """A 1-D object array, as verl's `non_tensor_batch` holds them."""
-    out = np.empty(len(values), dtype=object)
-    out[:] = list(values)
-    return out
+    """Return a 1-D object array, as in verl's `non_tensor_batch`."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = list(values)
+    return array

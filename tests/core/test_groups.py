@@ -1,3 +1,5 @@
+"""The statistics of groups: when a group has zero variance, and division by zero."""
+
 import math
 
 import numpy as np
@@ -25,16 +27,20 @@ NAN = math.nan
         ([5.0, NAN], False),
         ([NAN, NAN], False),
     ],
+    ids=str,
 )
 def test_variance_is_relative_to_the_mean(values, varies):
-    groups, x = Groups.of(["g"] * len(values)), np.array(values)
-    assert groups.varies(x).tolist() == [varies]
-    mean, also = groups.variation(x)
-    assert also.tolist() == [varies]
-    np.testing.assert_array_equal(mean, groups.mean(x))
+    groups = Groups.of(["g"] * len(values))
+    column = np.array(values)
+
+    mean, varies_too = groups.variation(column)
+
+    assert groups.varies(column).tolist() == [varies]
+    assert varies_too.tolist() == [varies]
+    np.testing.assert_array_equal(mean, groups.mean(column))
 
 
 def test_division_by_zero_is_zero_and_nan_stays():
     with np.errstate(all="raise"):
-        found = divide(np.array([1.0, 0.0, NAN]), np.array([0.0, 0.0, 2.0]))
-    np.testing.assert_array_equal(found, [0, 0, NAN])
+        quotient = divide(np.array([1.0, 0.0, NAN]), np.array([0.0, 0.0, 2.0]))
+    np.testing.assert_array_equal(quotient, [0, 0, NAN])

@@ -1,11 +1,10 @@
-"""Steps by hand or against plain loops, and the errors of a step that is given what it cannot use."""
+"""Single steps by hand, and the errors of a step that gets values or a batch that it cannot use."""
 
 import math
 
-import numpy as np
 import pytest
 
-from tests.core.columns import apply, column
+from tests.core.single_reward import transformed, values_after
 from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.cross_reward import DropConflicts
@@ -23,17 +22,33 @@ from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError
 
 
-def test_defaults_are_those_of_the_specification():
-    assert (ScaleByStd().epsilon, ScaleByMad().epsilon, Whiten().epsilon) == (0, 0, 1e-6)
-    assert (Whiten().over, Balance().over, WeightByDifficulty().dqw_temp) == ("sequence", "token", 2.0)
-    assert (DivideByMean().epsilon, DivideByBatchStd().epsilon, WeightByFocal().gamma) == (1e-6, 0, 1.0)
-    assert (DropConflicts().tau, Center().leave_one_out, WeightByHistory().history_window) == (0.2, False, 10)
-    assert Center.centers
+@pytest.mark.parametrize(
+    ("step", "setting", "default"),
+    [
+        (ScaleByStd(), "epsilon", 0),
+        (ScaleByMad(), "epsilon", 0),
+        (DivideByMean(), "epsilon", 1e-6),
+        (DivideByBatchStd(), "epsilon", 0),
+        (Whiten(), "epsilon", 1e-6),
+        (Whiten(), "over", "sequence"),
+        (Balance(), "over", "token"),
+        (WeightByDifficulty(), "dqw_temp", 2.0),
+        (WeightByFocal(), "gamma", 1.0),
+        (WeightByHistory(), "history_window", 10),
+        (DropConflicts(), "tau", 0.2),
+        (Center(), "leave_one_out", False),
+        (Center(), "centers", True),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_a_default_is_the_default_of_the_specification(step, setting, default):
+    assert getattr(step, setting) == default
 
 
 @pytest.mark.parametrize(
     "step",
     [Balance(), Balance("sequence"), WeightByDifficulty(), Whiten(), LengthPenalty(weight=1.0), WeightByHistory()],
+    ids=str,
 )
 def test_a_step_for_one_value_per_row_rejects_several(step):
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"), accuracy=[1.0])
@@ -41,34 +56,48 @@ def test_a_step_for_one_value_per_row_rejects_several(step):
         step.transform(batch.rewards, batch, step.init())
 
 
-@pytest.mark.parametrize("step", [WeightByDifficulty(), WeightByFocal(), WeightByHistory()])
+@pytest.mark.parametrize("step", [WeightByDifficulty(), WeightByFocal(), WeightByHistory()], ids=str)
 def test_a_step_that_needs_the_accuracy_rejects_a_batch_without_accuracy(step):
     with pytest.raises(ConfigurationError, match=facts(f"step '{step.name}'", "accuracy", "[0, 1]")):
-        step.transform(*column([1.0]), step.init())
+        transformed(step, [1.0])
+
+
+def test_a_field_of_the_batch_is_returned_by_its_name():
+    batch = Batch.of([[1.0]], ["g"], fields={"data_source": ["math"]})
+    assert batch.field("data_source") == ["math"]
 
 
 def test_a_field_that_is_not_in_the_batch_is_an_error():
+    batch = Batch.of([[1.0]], ["g"])
     with pytest.raises(ConfigurationError, match=facts("'data_source'", "needs_fields")):
-        Batch.of([[1.0]], ["g"]).field("data_source")
-    assert Batch.of([[1.0]], ["g"], fields={"data_source": ["math"]}).field("data_source") == ["math"]
+        batch.field("data_source")
 
 
-def test_rewards_of_different_scale_still_cancel_after_the_division_by_the_std_of_the_batch():
-    values = np.array([[3.0, -0.5, 1.0], [-3.0, 0.5, 1.0], [0.0, 0.0, 1.0 + 1e-9]])
-    batch = Batch.of(values, ["p"] * 3, keys=("a", "b", "c"))
-    found = DivideByBatchStd().transform(batch.returns, batch, None).values
-    assert np.abs(found[:, 0] + found[:, 1]).max() < 1e-12
-    assert found[:, 2] == pytest.approx(1.0)  # it does not vary
+def test_canceling_rewards_still_cancel_after_division_by_the_batch_std():
+    canceling_rewards = [[3.0, -0.5], [-3.0, 0.5], [0.0, 0.0]]
+    batch = Batch.of(canceling_rewards, ["p"] * 3, keys=("a", "b"))
+
+    divided = DivideByBatchStd().apply(batch.returns, batch)
+
+    sums = divided.sum(axis=1)
+    assert sums == pytest.approx([0, 0, 0], abs=1e-12)
 
 
-@pytest.mark.parametrize("first", [4.0, math.nan])
-def test_per_turn_the_std_of_the_batch_counts_each_response_once(first):
-    """The values 4 and 4 of one response, or 4 alone, 0 of another: mean 2, std 2 sqrt(2), as without turns."""
-    batch = Batch.of([[first], [4.0], [0.0]], ["p"] * 3, turns=Turns.of_counts([2, 1]))
-    found = DivideByBatchStd().transform(batch.returns, batch, None).values[1:, 0]
-    assert found == pytest.approx([math.sqrt(2), 0], rel=1e-6)
+def test_a_zero_variance_reward_is_not_divided_by_the_batch_std():
+    values = values_after(DivideByBatchStd(), [1.0, 1.0, 1.0 + 1e-9])
+    assert values == pytest.approx([1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("first_turn", [4.0, math.nan], ids=["two scored turns", "one scored turn"])
+def test_per_turn_the_std_of_the_batch_counts_each_response_once(first_turn):
+    """One response has the values 4 and 4, or 4 alone, and the other has 0. The mean is 2, and the std 2 sqrt(2)."""
+    turns = Turns.of_counts([2, 1])
+    values = values_after(DivideByBatchStd(), [first_turn, 4.0, 0.0], turns=turns)
+    assert values[1:] == pytest.approx([math.sqrt(2), 0], rel=1e-6)
 
 
 @pytest.mark.parametrize(("gamma", "factor"), [(0.0, 1.0), (0.5, 0.5), (2.0, 0.0625)])
 def test_the_focal_weight_has_an_exponent(gamma, factor):
-    assert apply(WeightByFocal(gamma), [1.0, -2.0], accuracy=[1.0, 0.5]).tolist() == [factor, -2 * factor]
+    """The accuracy of the prompt is 0.75, so that the factor is 0.25^gamma."""
+    values = values_after(WeightByFocal(gamma), [1.0, -2.0], accuracy=[1.0, 0.5])
+    assert values.tolist() == [factor, -2 * factor]

@@ -10,8 +10,9 @@ from hypothesis import given
 
 from tests.batches import rollouts
 from tests.calls import call_on_tensors, object_array, table_of
-from tests.estimators.every import EVERY, components
-from tests.estimators.every import run as computed
+from tests.estimators.estimator_variants import EVERY_VARIANT as EVERY
+from tests.estimators.estimator_variants import call_on_rollout as computed
+from tests.estimators.estimator_variants import components
 from verl_ext import DataError, Settings, build, per_turn
 from verl_ext.advantages import queue
 from verl_ext.advantages.estimator import compute, computing

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from tests.estimators.every import unwhitened
+from tests.estimators.estimator_variants import unwhitened
 from tests.facts import facts
 from tests.integration.own_steps import BySource, Clip, Slower
 from verl_ext import Batch, Settings, Step, build, per_turn, rubric

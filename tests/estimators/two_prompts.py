@@ -1,4 +1,4 @@
-"""Two prompts of two responses with two components, for tests of single facts."""
+"""Two prompts with two responses each and the rewards `x` and `y`, for tests of single facts."""
 
 from typing import Any
 
@@ -10,7 +10,9 @@ from verl_ext import Settings, build
 
 GDPO = {"rewards": {"keys": ["x", "y"]}}
 UIDS = list("aabb")
-X, Y = [1.0, 0.0, 0.0, 2.0], [0.0, 1.0, 5.0, 3.0]
+X = [1.0, 0.0, 0.0, 2.0]
+Y = [0.0, 1.0, 5.0, 3.0]
+ACCURACY = [1.0, 0.0, 0.0, 1.0]
 
 
 def config_for(name: str, **more: Any) -> dict[str, Any]:
@@ -24,8 +26,11 @@ def config_for(name: str, **more: Any) -> dict[str, Any]:
 
 
 def fields(**columns: Any) -> dict[str, Any]:
-    return {"x": np.array(X), "y": np.array(Y), "acc": np.array([1.0, 0.0, 0.0, 1.0])} | columns
+    """Return the components of the responses. `columns` are added, or replace them."""
+    return {"x": np.array(X), "y": np.array(Y), "acc": np.array(ACCURACY)} | columns
 
 
-def gdpo(**given: Any) -> Call:
-    return call("gdpo", [0.0] * 4, UIDS, **({"config": GDPO, "components": fields()} | given))
+def gdpo(**options: Any) -> Call:
+    """Call gdpo on the rewards `x` and `y`, with the arguments of `tests.calls.call` that the test sets."""
+    arguments = {"config": GDPO, "components": fields()} | options
+    return call("gdpo", [0.0] * 4, UIDS, **arguments)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.calls import call
-from tests.estimators.test_compose import SUMMED, composed, findings_at_start_up
+from tests.estimators.test_compose import SUMMED, as_text, composed, findings_at_start_up
 from tests.facts import a_line_says, facts, says
 from tests.integration import own_steps
 from tests.tools import made
@@ -16,7 +16,7 @@ from verl_ext import Batch
 from verl_ext.errors import CheckpointError, ConfigurationError
 
 OWN = "tests.integration.own_steps"
-BATCH = Batch.of([[1.0, 3.0], [0.0, 1.0], [2.0, 0.0], [5.0, 0.0]], list("aabb"), keys=("x", "y"))
+X = {"rewards": {"keys": ["x"]}}
 XY = {"rewards": {"keys": ["x", "y"]}}
 
 
@@ -27,6 +27,7 @@ XY = {"rewards": {"keys": ["x", "y"]}}
         ("raises_at_import:Step", ("'raises_at_import:Step'", "RuntimeError: on purpose")),
         (f"{OWN}:Nameless", (f"'{OWN}:Nameless'", "verl_ext.Step")),
     ],
+    ids=["wrong setting", "raises at import", "without a name"],
 )
 def test_a_custom_step_that_cannot_be_used_is_rejected_with_the_cause(step, words, tmp_path, monkeypatch):
     (tmp_path / "raises_at_import.py").write_text('raise RuntimeError("on purpose")')
@@ -54,6 +55,7 @@ class Scaled(WeightedSum):
         ('not_after = {"center": "because"}', ("'not_after'", "Remove it", "`before_sum`")),
         ('undoes = {"center": "because"}', ("'undoes'", "Remove it", "measured on synthetic batches")),
     ],
+    ids=["weights", "after", "not_after", "undoes"],
 )
 def test_a_list_with_a_step_written_for_an_earlier_version_is_rejected(attribute, words, tmp_path, monkeypatch):
     (tmp_path / "old_steps.py").write_text(OLD_STEPS.format(attribute=attribute))
@@ -63,30 +65,46 @@ def test_a_list_with_a_step_written_for_an_earlier_version_is_rejected(attribute
         composed("old_steps:Scaled", "center")
 
 
-def test_a_custom_step_may_center():
+def test_a_custom_step_that_centers_counts_as_center():
     chain = composed("weighted_sum", f"{OWN}:Middle", "scale_by_mad", "weight_by_history", **XY)
-    assert [step.name for step in chain.steps][1] == "middle"
-    steps = ["weighted_sum", f"{OWN}:Middle", "divide_by_batch_std"]
-    assert findings_at_start_up(*steps, **XY) == []
+    assert chain.steps[1].name == "middle"
+    assert findings_at_start_up("weighted_sum", f"{OWN}:Middle", "divide_by_batch_std", **XY) == []
 
 
-def test_a_custom_step_may_occur_twice_unless_it_has_a_state():
+def test_a_custom_step_without_a_state_may_occur_twice():
     clip = f"{OWN}:Clip"
-    assert len(composed("weighted_sum", clip, "center", clip).steps) == 4
+    chain = composed("weighted_sum", clip, "center", clip)
+    assert len(chain.steps) == 4
+
+
+def test_a_custom_step_with_a_state_may_occur_only_once():
     with pytest.raises(ConfigurationError, match=facts("'slower'", "more than once")):
         composed(*SUMMED, f"{OWN}:Slower", f"{OWN}:Slower")
 
 
 def test_a_custom_step_may_sum_the_rewards():
+    """The lowest rewards are 1 and 0 in group a, and 0 and 0 in group b."""
+    rewards = [[1.0, 3.0], [0.0, 1.0], [2.0, 0.0], [5.0, 0.0]]
+    batch = Batch.of(rewards, list("aabb"), keys=("x", "y"))
     chain = composed(f"{OWN}:Lowest", "center", **XY)
-    assert chain(BATCH).advantages.tolist() == [0.5, -0.5, 0, 0]  # least: 1 0 | 0 0
+    assert chain(batch).advantages.tolist() == [0.5, -0.5, 0, 0]
     assert not chain.per_reward
-    with pytest.raises(ConfigurationError, match=facts("weighted_sum", "found 2")):
-        composed("weighted_sum", f"{OWN}:Lowest", "center", **XY)
-    with pytest.raises(
-        ConfigurationError, match=facts("drop_conflicts must come before the sum", "drop_conflicts before lowest")
-    ):
-        composed("center", f"{OWN}:Lowest", "drop_conflicts", **XY)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (["weighted_sum", f"{OWN}:Lowest", "center"], ("weighted_sum", "found 2")),
+        (
+            ["center", f"{OWN}:Lowest", "drop_conflicts"],
+            ("drop_conflicts must come before the sum", "drop_conflicts before lowest"),
+        ),
+    ],
+    ids=as_text,
+)
+def test_a_custom_step_that_sums_counts_as_the_sum(steps, words):
+    with pytest.raises(ConfigurationError, match=facts(*words)):
+        composed(*steps, **XY)
 
 
 @pytest.mark.parametrize(
@@ -102,43 +120,59 @@ def test_a_custom_step_may_sum_the_rewards():
         (["soft_min", "center"], ("algorithm.rewards.weights", "no effect")),
         ([*SUMMED, "divide_by_mean"], ("divide_by_mean", "at least 0", "center")),
     ],
+    ids=as_text,
 )
 @pytest.mark.filterwarnings("error")
 def test_a_list_that_fails_on_synthetic_batches_is_rejected(steps, words):
-    first, *others = findings_at_start_up(*steps, rewards=XY["rewards"] | {"weights": [1.0, 1.0]})
+    rewards = {"keys": ["x", "y"], "weights": [1.0, 1.0]}
+    first, *others = findings_at_start_up(*steps, rewards=rewards)
     assert first.severity == "error"
     assert says(first, *words)
     assert {finding.severity for finding in others} <= {"warning"}  # a custom step may hide the effect of a step
 
 
-@pytest.mark.parametrize("weights", [None, [1.0, 2.0], [1.0, 0.0]])
-def test_a_valid_list_with_custom_steps_has_no_findings(weights):
-    rewards = {"keys": ["x", "y"], "weights": weights}
-    for steps in (
+@pytest.mark.parametrize(
+    "steps",
+    [
         [*SUMMED, f"{OWN}:Slower"],
         [*SUMMED, "weight_by_difficulty", "weight_by_history"],
         ["center", f"{OWN}:Clip", "weighted_sum", "whiten"],
-    ):
-        assert findings_at_start_up(*steps, rewards=rewards) == []
-    weighting = {"step": "weight_by_variation", "min_values": [1.0, -3.0]}
-    assert findings_at_start_up(weighting, *SUMMED, rewards=rewards) == []
-    (finding,) = findings_at_start_up(weighting | {"min_values": [1.0]}, *SUMMED, rewards=rewards)
+        [{"step": "weight_by_variation", "min_values": [1.0, -3.0]}, *SUMMED],
+    ],
+    ids=as_text,
+)
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0], [1.0, 0.0]], ids=str)
+def test_a_valid_list_has_no_findings_whatever_the_weights(steps, weights):
+    assert findings_at_start_up(*steps, rewards={"keys": ["x", "y"], "weights": weights}) == []
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0], [1.0, 0.0]], ids=str)
+def test_each_reward_needs_a_minimum_value(weights):
+    one_minimum = {"step": "weight_by_variation", "min_values": [1.0]}
+    (finding,) = findings_at_start_up(one_minimum, *SUMMED, rewards={"keys": ["x", "y"], "weights": weights})
     assert says(finding, "min_values", "2 numbers")
 
 
-def test_a_list_with_a_step_that_reads_fields_of_verls_batch_is_not_computed_before_the_run():
-    """A synthetic batch has no such fields."""
+def test_a_list_that_reads_fields_of_verls_batch_has_no_dry_run():
+    """A synthetic batch has no such fields. So the second `center` may have an effect that cannot be measured."""
     steps = [*SUMMED, f"{OWN}:BySource"]
     assert composed(*steps).needs_fields == ("data_source",)
     assert findings_at_start_up(*steps) == []
-    assert findings_at_start_up("center", f"{OWN}:BySource", *SUMMED, **XY) == []  # may need the second center
+    assert findings_at_start_up("center", f"{OWN}:BySource", *SUMMED, **XY) == []
 
 
-def test_a_group_that_varies_by_rounding_is_exactly_0_after_a_custom_step_that_centers():
-    batch = Batch.of([[0.3], [np.float32(0.3)], [1.0], [0.0]], list("aabb"))
-    for steps in (["weighted_sum", f"{OWN}:Middle"], [f"{OWN}:Middle", "scale_by_std", "weighted_sum"]):
-        assert findings_at_start_up(*steps, rewards={"keys": ["x"]}) == []
-        assert (composed(*steps)(batch).advantages != 0).tolist() == [False, False, True, True]
+@pytest.mark.parametrize(
+    "steps", [["weighted_sum", f"{OWN}:Middle"], [f"{OWN}:Middle", "scale_by_std", "weighted_sum"]], ids=as_text
+)
+def test_a_custom_step_that_centers_sets_a_zero_variance_group_to_0(steps):
+    varies_by_rounding = [[0.3], [np.float32(0.3)]]
+    batch = Batch.of([*varies_by_rounding, [1.0], [0.0]], list("aabb"))
+
+    advantages = composed(*steps)(batch).advantages
+
+    assert advantages[:2].tolist() == [0, 0]
+    assert (advantages[2:] != 0).all()
+    assert findings_at_start_up(*steps, **X) == []
 
 
 def test_a_state_that_cannot_be_saved_is_rejected_at_the_first_batch():
@@ -148,19 +182,41 @@ def test_a_state_that_cannot_be_saved_is_rejected_at_the_first_batch():
         call("compose", [1.0, 0.0, 1.0, 1.0], list("aabb"), config={"compose": {"steps": steps}})
 
 
-def test_compare_imports_a_custom_step_only_if_the_command_line_names_it(capsys, tmp_path, monkeypatch):
-    compare = partial(made.call, capsys, "compare")
+CLIPPED_BY_MINE = "[weighted_sum,center,{step:mine:Clip,limit:0.5}]"
+
+
+@pytest.fixture
+def dump_of_custom_step(tmp_path, monkeypatch):
+    """Return the dump of a run with a step from the file `mine.py`, which has not been imported any more."""
     (tmp_path / "mine.py").write_text(Path(own_steps.__file__).read_text())
     monkeypatch.syspath_prepend(str(tmp_path))
     steps = ["weighted_sum", "center", {"step": "mine:Clip", "limit": 0.5}]
     folder, _ = made.dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})
-    named = "[weighted_sum,center,{step:mine:Clip,limit:0.5}]"
     del sys.modules["mine"]
-    assert "compose" in compare(folder, "gdpo", made.KEYS)
-    assert a_line_says(compare(folder, "compose", status=1), "algorithm.compose.steps")
+    yield folder
+    sys.modules.pop("mine", None)
+
+
+@pytest.fixture
+def compare(capsys):
+    """Return a function that calls `compare` and returns its output."""
+    return partial(made.call, capsys, "compare")
+
+
+def test_compare_imports_no_custom_step_that_only_the_dump_names(dump_of_custom_step, compare):
+    assert "compose" in compare(dump_of_custom_step, "gdpo", made.KEYS)
+    assert a_line_says(compare(dump_of_custom_step, "compose", status=1), "algorithm.compose.steps")
     assert "mine" not in sys.modules
-    for arguments in ([named], ["compose", f"algorithm.compose.steps={named}"]):
-        assert a_line_says(compare(folder, *arguments), "equal", "recorded")
-    del sys.modules["mine"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [[CLIPPED_BY_MINE], ["compose", f"algorithm.compose.steps={CLIPPED_BY_MINE}"]], ids=["list", "setting"]
+)
+def test_compare_imports_a_custom_step_that_the_command_line_names(dump_of_custom_step, compare, arguments):
+    assert a_line_says(compare(dump_of_custom_step, *arguments), "equal", "recorded")
+    assert "mine" in sys.modules
+
+
+def test_compare_reads_a_dump_whose_custom_step_no_longer_exists(dump_of_custom_step, compare, tmp_path):
     (tmp_path / "mine.py").unlink()
-    assert a_line_says(compare(folder, "gdpo", made.KEYS), "gdpo")
+    assert a_line_says(compare(dump_of_custom_step, "gdpo", made.KEYS), "gdpo")
