@@ -64,12 +64,12 @@ BATCH_STD = "+algorithm.compose.steps=[weighted_sum,divide_by_batch_std,center]"
 REJECTING = "+algorithm.rollout_correction.rollout_rs=token_k1"
 HOOKS = "+trainer.pre_advantage_hooks={mine:{hook_class:my_package.Mine}}"
 KL_REWARD = "algorithm.use_kl_in_reward=True"
-OWN_SUM = "+algorithm.compose.steps=['tests.integration.own_steps:Lowest',center]"
+OWN_SUM = "+algorithm.compose.steps=['tests.integration.custom_steps:Lowest',center]"
 ACCURACY_BY_TURN = "+algorithm.rewards.per_turn=[acc]"
 CONDITIONS = "+algorithm.rewards.conditions={format:{reward:acc,at_least:1}}"
 MINI, GPUS = f"{ACTOR}.ppo_mini_batch_size", "trainer.n_gpus_per_node"
 SINGLE = "actor_rollout_ref.rollout.n=1"
-OWN = "tests.integration.own_steps"
+OWN = "tests.integration.custom_steps"
 SHORT = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=1000")
 WARMUP = f"{ACTOR}.optim.lr_warmup_steps=10"
 VAL_ONLY = "trainer.val_only=True"
@@ -145,7 +145,7 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         (f"one by {step}", (COMPOSE, f"+algorithm.compose.steps=[weighted_sum,{step}]", SINGLE), ("rollout.n=1",))
         for step in ("divide_by_mean", f"{OWN}:Middle")
     ),
-    ("step", (COMPOSE, f"+algorithm.compose.steps=[weighted_sum,{OWN}:Broken]"), ("KeyError", "own_steps.py")),
+    ("step", (COMPOSE, f"+algorithm.compose.steps=[weighted_sum,{OWN}:Broken]"), ("KeyError", "custom_steps.py")),
     ("filter elsewhere", (*GDPO, FILTER, ANY_REWARD, "trainer.use_v1=False"), ("trainer.use_v1",)),
     ("filter without bounds", (GRPO, FILTER, BETWEEN), ("accuracy_between",)),
     ("filter without an accuracy", (GRPO, FILTER, BETWEEN, BOUNDS), ("rewards.accuracy_key",)),

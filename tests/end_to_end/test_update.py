@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.configs import compose
-from tests.end_to_end import in_order
+from tests.end_to_end import deterministic_order
 from tests.end_to_end.run import FINDS_TESTS
 from tests.end_to_end.test_training import TIMEOUT, latest
 from verl_ext.checks.judge import judge
@@ -47,7 +47,7 @@ SIZES = {True: ("ppo_micro_batch_size_per_gpu", 4), False: ("ppo_max_token_len_p
 @pytest.fixture
 def train(start, tmp_path):
     """Trains for 3 steps; returns the weights, the sorted answers by step, and the run."""
-    environment = {"VERL_USE_EXTERNAL_MODULES": in_order.__name__, **FINDS_TESTS}
+    environment = {"VERL_USE_EXTERNAL_MODULES": deterministic_order.__name__, **FINDS_TESTS}
 
     def train(name, *overrides, kill=False):
         rollouts = tmp_path / name / "rollouts"

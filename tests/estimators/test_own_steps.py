@@ -10,12 +10,12 @@ import pytest
 from tests.calls import call
 from tests.estimators.test_compose import SUMMED, composed, findings_at_start_up
 from tests.facts import a_line_says, facts, says
-from tests.integration import own_steps
+from tests.integration import custom_steps
 from tests.tools import made
 from verl_ext import Batch
 from verl_ext.errors import CheckpointError, ConfigurationError
 
-OWN = "tests.integration.own_steps"
+OWN = "tests.integration.custom_steps"
 BATCH = Batch.of([[1.0, 3.0], [0.0, 1.0], [2.0, 0.0], [5.0, 0.0]], list("aabb"), keys=("x", "y"))
 XY = {"rewards": {"keys": ["x", "y"]}}
 
@@ -92,7 +92,7 @@ def test_a_custom_step_may_sum_the_rewards():
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ([*SUMMED, f"{OWN}:Broken"], ("fails in line", "KeyError", "own_steps.py", "Remove the step")),
+        ([*SUMMED, f"{OWN}:Broken"], ("fails in line", "KeyError", "custom_steps.py", "Remove the step")),
         ([*SUMMED, f"{OWN}:Infinite"], ("not finite",)),
         ([*SUMMED, f"{OWN}:Pair"], ("'pair'", "[1, 2]")),
         ([f"{OWN}:Least", *SUMMED], ("'least'", "(28, 1)", "(28, 2)")),
@@ -150,7 +150,7 @@ def test_a_state_that_cannot_be_saved_is_rejected_at_the_first_batch():
 
 def test_compare_imports_a_custom_step_only_if_the_command_line_names_it(capsys, tmp_path, monkeypatch):
     compare = partial(made.call, capsys, "compare")
-    (tmp_path / "mine.py").write_text(Path(own_steps.__file__).read_text())
+    (tmp_path / "mine.py").write_text(Path(custom_steps.__file__).read_text())
     monkeypatch.syspath_prepend(str(tmp_path))
     steps = ["weighted_sum", "center", {"step": "mine:Clip", "limit": 0.5}]
     folder, _ = made.dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})

@@ -15,7 +15,7 @@ from verl_ext.conf import read_yaml
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out the tests of verl's default (V1) trainer where verl's main starts another one."""
-    of_it = collection_path.name.startswith(("test_default_", "default_", "pipeline", "stand_ins"))
+    of_it = collection_path.name.startswith(("test_default_", "default_", "pipeline", "scripted_responses"))
     return True if of_it and not has_default_trainer() else None
 
 

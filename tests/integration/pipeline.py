@@ -2,7 +2,7 @@
 
 Real: Ray, TransferQueue, the reward workers, the agent-loop workers and what they do to a response, the replay buffer,
 padding and load balance, the trainer's `fit` with its advantages, metrics, loggers and checkpoints. Made up: the
-answers (`stand_ins.Client`), log-probabilities, and the actor's update, which records what it is given.
+answers (`scripted_responses.Client`), log-probabilities, and the actor's update, which records what it is given.
 """
 
 import os
@@ -27,7 +27,7 @@ from verl.workers.utils.padding import response_to_nested
 from tests import tiny_model
 from tests.configs import compose
 from tests.end_to_end.run import metrics_of
-from tests.integration import stand_ins
+from tests.integration import scripted_responses
 
 # Answers to each prompt. `worked` is the example of the specification: accuracy [1000 | 1110 | 0000], format
 # [1100 | 1011 | 0100], lengths [4231 | 2253 | 3331]; `pair` is its first two groups.
@@ -71,7 +71,7 @@ def answers_to(scene: str, *values: Sequence[float]) -> dict[tuple[str, str], fl
     return {
         (prompt, answer): value
         for (prompt, answers), row in zip(SCENES[scene].items(), values, strict=True)
-        for answer, value in zip((a for a in answers if a != stand_ins.FAILING), row, strict=True)
+        for answer, value in zip((a for a in answers if a != scripted_responses.FAILING), row, strict=True)
     }
 
 
@@ -197,7 +197,7 @@ class Pipeline:
         self.folder, self.tiny = folder, tiny
         tokenizer = tiny_model.make_tokenizer()
         (folder / "agents.yaml").write_text(
-            f"- name: several_outputs\n  _target_: {stand_ins.__name__}.{stand_ins.SeveralOutputs.__qualname__}\n"
+            f"- name: several_outputs\n  _target_: {scripted_responses.__name__}.{scripted_responses.SeveralOutputs.__qualname__}\n"
         )
         answers = {}
         for scene, prompts in SCENES.items():
@@ -220,7 +220,7 @@ class Pipeline:
         self.rewards = RewardLoopManager(config)
         self.agents = AgentLoopManagerTQ.create(
             config=config,
-            llm_client=stand_ins.Client(answers, failing=tokenizer.encode(stand_ins.FAILING)),
+            llm_client=scripted_responses.Client(answers, failing=tokenizer.encode(scripted_responses.FAILING)),
             teacher_client=None,
             reward_loop_worker_handles=self.rewards.reward_loop_worker_handles,
         )
@@ -243,7 +243,7 @@ class Pipeline:
             f"actor_rollout_ref.rollout.agent.agent_loop_config_path={self.folder}/agents.yaml",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={count}",
             "actor_rollout_ref.actor.use_dynamic_bsz=True",
-            f"reward.custom_reward_function.path={stand_ins.__file__}",
+            f"reward.custom_reward_function.path={scripted_responses.__file__}",
             "reward.num_workers=1",
             "transfer_queue.enable=True",
             "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",

@@ -11,7 +11,7 @@ import pytest
 
 from tests import fresh
 from tests.facts import facts, says
-from tests.integration.hadw_runs import capability
+from tests.integration.hadw_checkpoints import state_after
 from verl_ext.advantages import checkpoint
 from verl_ext.errors import CheckpointError
 from verl_ext.registry import build
@@ -28,7 +28,7 @@ def run(home: Path, updates: int | None = None, name: str = "hadw") -> Run:
     trainer = SimpleNamespace(global_steps=7, config=config)
     found = Run(name, settings, build(name, settings), trainer=trainer, computed_at=7)
     if updates is not None:
-        found.state = capability(updates)
+        found.state = state_after(updates)
         found.accuracy = {"key": settings.rewards.accuracy_key, "threshold": settings.rewards.accuracy_threshold}
     return found
 
@@ -58,11 +58,11 @@ def test_what_was_saved_comes_back_exactly_and_is_plain_json(folder: Path, caplo
         "keys": ["acc", "format"],
         "weights": [1.0, 1.0],
         "accuracy": {"key": "acc", "threshold": None},
-        "state": capability(3),
+        "state": state_after(3),
     }
     resumed = run(folder.parent)
     checkpoint.load(resumed)
-    assert resumed.state == capability(3)
+    assert resumed.state == state_after(3)
     assert resumed.accuracy == {"key": "acc", "threshold": None}
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
@@ -99,7 +99,7 @@ def test_a_state_of_the_step_before_is_that_of_the_saved_model(folder: Path) -> 
     resumed = run(folder.parent)
     resumed.computed_at = 0
     checkpoint.load(resumed)
-    assert resumed.state == capability(3)
+    assert resumed.state == state_after(3)
     assert resumed.computed_at == 7
 
 

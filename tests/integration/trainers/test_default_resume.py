@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.hadw_runs import saved, train
+from tests.integration.hadw_checkpoints import saved_state, train_hadw
 from tests.integration.pipeline import Pipeline
 
 HISTORY = ("capability_prior", "capability_posterior", "batch_accuracy", "eta_t", "updates")
@@ -26,13 +26,13 @@ def updates(result: Any) -> int:
 
 
 def test_a_resumed_run_goes_on_with_the_same_numbers(pipeline: Pipeline, tmp_path: Path) -> None:
-    whole = train(pipeline, tmp_path / "whole", 4)
-    train(pipeline, tmp_path / "parts", 2)
-    resumed = train(pipeline, tmp_path / "parts", 4, "trainer.resume_mode=auto")
+    whole = train_hadw(pipeline, tmp_path / "whole", 4)
+    train_hadw(pipeline, tmp_path / "parts", 2)
+    resumed = train_hadw(pipeline, tmp_path / "parts", 4, "trainer.resume_mode=auto")
     assert sorted(resumed.metrics) == [3, 4]
     for step in (3, 4):
         assert_same_step(resumed, whole, step)
-    assert saved(tmp_path / "parts", 4) == saved(tmp_path / "whole", 4)
+    assert saved_state(tmp_path / "parts", 4) == saved_state(tmp_path / "whole", 4)
     assert updates(resumed) == 4
     # From the folder that a run is given, which is not the latest.
     path = tmp_path / "whole" / "global_step_1"
@@ -56,5 +56,5 @@ def test_a_subclass_with_checkpoints_of_its_own_keeps_the_state(pipeline: Pipeli
             path = tmp_path / "own.txt"
             self.global_steps = int(path.read_text()) if path.exists() else 0
 
-    train(pipeline, tmp_path, 1, "trainer.resume_mode=auto", cls=Own)
-    assert updates(train(pipeline, tmp_path, 2, "trainer.resume_mode=auto", cls=Own)) == 2
+    train_hadw(pipeline, tmp_path, 1, "trainer.resume_mode=auto", cls=Own)
+    assert updates(train_hadw(pipeline, tmp_path, 2, "trainer.resume_mode=auto", cls=Own)) == 2

@@ -24,19 +24,25 @@ from tests import reference
 from tests.configs import compose
 from tests.facts import a_line_says, facts, says
 from tests.integration.pipeline import Pipeline, Update, answers_to
-from tests.integration.stand_ins import REWARDS
+from tests.integration.scripted_responses import REWARDS
 from tests.integration.trainers import default_runs
 from tests.integration.trainers.default_runs import ACC, DRGRPO, GDPO, HADW, PADDED
-from tests.integration.trainers.drawn import CASES, Drawn, batches, check, config_for
+from tests.integration.trainers.random_batches import (
+    CONFIGURATIONS,
+    TrainerBatch,
+    assert_trainer_equals_core,
+    config_for,
+    random_batches,
+)
 from tests.integration.trainers.ray_runs import OwnFit
-from tests.integration.trainers.test_what_decides import group
+from tests.integration.trainers.test_reward_sources import group
 from verl_ext.errors import DataError, IntegrationError
 from verl_ext.trainers.default_trainer import DefaultTrainer, missing_responses
 
 
 def test_a_reward_and_a_step_read_what_the_agent_loop_wrote(pipeline: Pipeline) -> None:
     """Accuracy [1000 | 1110 | 0000] plus twice the drafts [1201 | 2220 | 0001], centered."""
-    steps = "+algorithm.compose.steps=[weighted_sum,tests.integration.own_steps:AddToolRewards,center]"
+    steps = "+algorithm.compose.steps=[weighted_sum,tests.integration.custom_steps:AddToolRewards,center]"
     keys = "+algorithm.rewards.keys=[acc,drafts]"
     (update,) = pipeline.run("several", "algorithm.adv_estimator=compose", keys, steps).updates
     rows = [[0.75, 1.75, -2.25, -0.25], [1.25, 1.25, 1.25, -3.75], [-0.5, -0.5, -0.5, 1.5]]
@@ -89,12 +95,12 @@ def test_which_rewards_are_logged(pipeline: Pipeline, overrides: tuple[str, ...]
 
 def test_token_scores_are_written_to_the_queue_on_the_last_token_of_each_response() -> None:
     rewards = {"keys": ["a", "b"], "token_scores": True}
-    trainer = default_runs.made(config_for("gdpo", {"rewards": rewards}))
+    trainer = default_runs.make_trainer(config_for("gdpo", {"rewards": rewards}))
     drawn = group([1.0, 0.0, 1.0, 1.0], {"a": [1.0, 0.0, 0.5, 0.0], "b": [0.0, 0.0, 1.0, 1.0]})
-    with default_runs.in_this_process():
-        default_runs.computed(trainer, drawn)
+    with default_runs.queue_in_this_process():
+        default_runs.compute_from_queue(trainer, drawn)
         fields = tq.kv_batch_get(
-            keys=drawn.names, partition_id=default_runs.PARTITION, select_fields=["token_level_scores_a"]
+            keys=drawn.queue_keys, partition_id=default_runs.PARTITION, select_fields=["token_level_scores_a"]
         )
     padded = fields["token_level_scores_a"].to_padded_tensor(0.0)
     assert padded.tolist() == [[0.0, 1.0], [0.0, 0.0], [0.0, 0.5], [0.0, 0.0]]
@@ -104,7 +110,7 @@ def test_the_dump_of_an_estimator_of_verl_has_the_trainers_scores_and_verls_adva
     algorithm = {"rewards": {"keys": ["a"]}, "verl_ext": {"dump_dir": str(tmp_path)}}
     scores = [1.0, 0.0, 0.5, 0.25]
     drawn = group(scores, {"a": [1.0, 0.0, 0.0, 1.0]})
-    advantages, _ = default_runs.step(default_runs.made(config_for("grpo", algorithm)), drawn, hooked=False)
+    advantages, _ = default_runs.run_step(default_runs.make_trainer(config_for("grpo", algorithm)), drawn, hooked=False)
     (path,) = tmp_path.rglob("*.parquet")
     table = pandas.read_parquet(path)
     assert table["total"].tolist() == scores
@@ -175,11 +181,13 @@ def test_a_key_that_one_sample_lacks_stops_the_run_and_names_it(pipeline: Pipeli
 
 
 def test_a_configuration_that_a_ray_trainer_of_the_process_shares_is_computed_from_the_queue() -> None:
-    trainer = default_runs.made(config_for("drgrpo", {"rewards": {"keys": ["a"]}, "drgrpo": {"check_loss": False}}))
+    trainer = default_runs.make_trainer(
+        config_for("drgrpo", {"rewards": {"keys": ["a"]}, "drgrpo": {"check_loss": False}})
+    )
     other = OwnFit(trainer.config)
     assert other._verl_ext is not None
     drawn = group([0.0] * 4, {"a": [1.0, 0.0, 0.0, 1.0]})
-    advantages, _ = default_runs.step(trainer, drawn, hooked=False)
+    advantages, _ = default_runs.run_step(trainer, drawn, hooked=False)
     assert advantages[:, 0].tolist() == [0.5, -0.5, -0.5, 0.5]
 
 
@@ -187,9 +195,9 @@ def test_an_error_about_a_reward_names_the_data_of_its_own_prompt() -> None:
     drawn = group([1.0] * 4, {"a": [1.0, 0.0, ..., 1.0]})
     source = ["letters", "letters", "digits", "digits"]
     drawn = replace(drawn, prompt=[0, 0, 1, 1], session=[0, 1, 0, 1], source=source)
-    trainer = default_runs.made(config_for("gdpo", {"rewards": {"keys": ["a"]}}))
+    trainer = default_runs.make_trainer(config_for("gdpo", {"rewards": {"keys": ["a"]}}))
     with pytest.raises(DataError, match=facts("'a'", "data_source='digits'")):
-        default_runs.step(trainer, drawn, hooked=False)
+        default_runs.run_step(trainer, drawn, hooked=False)
 
 
 BY_TURN = "+algorithm.rewards={keys:[%s,acc],per_turn:[%s]}"
@@ -281,7 +289,7 @@ def test_what_verl_chooses_by_name_has_our_part_whoever_registered_it() -> None:
 
 def plain_trainer(config: Any) -> Any:
     """Registered in the place of a class: it makes verl's own trainer, which has no part of ours."""
-    return default_runs.Light(config)
+    return default_runs.WithoutWorkers(config)
 
 
 def trainer_of_choice(config: Any) -> Any:
@@ -291,8 +299,12 @@ def trainer_of_choice(config: Any) -> Any:
 
 @pytest.fixture
 def factories() -> Iterator[None]:
-    registered: dict[str, Any] = {"light": default_runs.Light, "plain": plain_trainer, "of_choice": trainer_of_choice}
-    registered["partial"] = functools.partial(default_runs.Light)
+    registered: dict[str, Any] = {
+        "light": default_runs.WithoutWorkers,
+        "plain": plain_trainer,
+        "of_choice": trainer_of_choice,
+    }
+    registered["partial"] = functools.partial(default_runs.WithoutWorkers)
     with mock.patch.dict(trainer_base().TRAINER_REGISTRY, registered):
         yield
 
@@ -302,7 +314,7 @@ def test_a_registered_function_makes_its_trainer_for_a_run_without_this_package(
     config = compose("algorithm.adv_estimator=grpo")
     for name in ("plain", "partial"):
         made = v1.get_trainer_cls(name)(config=config)
-        assert type(made) is default_runs.Light
+        assert type(made) is default_runs.WithoutWorkers
         assert made.config is config
     assert v1.get_trainer_cls("of_choice")(config=config)._verl_ext is None
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from tests.estimators.every import unwhitened
 from tests.facts import facts
-from tests.integration.own_steps import BySource, Clip, Slower
+from tests.integration.custom_steps import BySource, Clip, Slower
 from verl_ext import Batch, Settings, Step, build, per_turn, rubric
 from verl_ext.advantages import group_filter, queue
 from verl_ext.advantages.table import Table

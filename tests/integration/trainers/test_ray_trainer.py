@@ -18,7 +18,16 @@ from tests.calls import object_array
 from tests.configs import compose
 from tests.facts import facts
 from tests.integration.test_turns import MASKS, RIGHT, TOOL, UIDS, texts
-from tests.integration.trainers.ray_runs import ACCURACY, FORMAT, KEYS, OwnFit, batch, data_of, own_fit, per_row
+from tests.integration.trainers.ray_runs import (
+    ACCURACY,
+    FORMAT,
+    KEYS,
+    OwnFit,
+    example_batch,
+    data_proto,
+    run_own_fit,
+    advantages_per_row,
+)
 from verl_ext import rubric
 from verl_ext.advantages.estimator import CURRENT
 from verl_ext.checks import start as starts
@@ -46,7 +55,7 @@ def test_a_run_that_is_not_ours_passes_through_whatever_its_configuration_looks_
 
 def test_a_batch_without_uids_is_left_to_verl() -> None:
     """Some of verl's estimators need no groups."""
-    data = batch()
+    data = example_batch()
     del data.non_tensor_batch["uid"]
     trainer = OwnFit(compose("algorithm.adv_estimator=reinforce_plus_plus", KEYS))
     assert trainer.advantages(data).batch["advantages"].abs().max() > 0
@@ -56,8 +65,8 @@ def test_the_estimator_may_be_a_member_of_verls_enum() -> None:
     config = compose(KEYS)
     config.algorithm.adv_estimator = core_algos.AdvantageEstimator.GDPO
     [(of_enum, _)] = OwnFit(config).fit()
-    _, [(of_name, _)] = own_fit("algorithm.adv_estimator=gdpo", KEYS)
-    assert per_row(of_enum) == per_row(of_name)
+    _, [(of_name, _)] = run_own_fit("algorithm.adv_estimator=gdpo", KEYS)
+    assert advantages_per_row(of_enum) == advantages_per_row(of_name)
 
 
 def test_metrics_of_one_step_do_not_stay_for_the_next() -> None:
@@ -83,7 +92,7 @@ class AsksTwice(OwnFit):
     def fit(self, steps: int = 3) -> list[list[dict[str, Any]]]:
         done = []
         for self.global_steps in range(1, steps + 1):
-            data = batch() if self.global_steps >= self.own_from else self.advantages()
+            data = example_batch() if self.global_steps >= self.own_from else self.advantages()
             data.batch["advantages"] = data.batch["returns"] = data.batch["token_level_rewards"]
             done.append([self.logged(part) for part in (data, data.select_idxs([0, 1]))])
         return done
@@ -103,7 +112,7 @@ def test_each_dictionary_of_a_step_gets_the_metrics_of_its_batch(name: str) -> N
 def test_a_second_batch_of_a_step_has_the_metrics_of_its_own_rewards(name: str) -> None:
     trainer = OwnFit(compose(f"algorithm.adv_estimator={name}", KEYS))
     trainer.fit()
-    data = batch()
+    data = example_batch()
     data.non_tensor_batch["acc"] = np.ones(8)
     [(_, metrics)] = trainer.fit(data=data)
     assert metrics["reward/acc/mean"] == 1.0
@@ -120,7 +129,7 @@ def test_a_step_without_the_estimator_is_refused_though_the_step_before_asked_tw
 
 def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay() -> None:
     trainer = OwnFit(compose("algorithm.adv_estimator=grpo", "+algorithm.rewards.log=all"))
-    data = batch()
+    data = example_batch()
     data.non_tensor_batch |= {
         "steps": np.array([1, None, 3, None, None, None, None, None], dtype=object),
         "perplexity": np.array([3.0, np.inf, 1e40, np.nan, 3.0, 3.0, 3.0, 3.0]),
@@ -141,7 +150,7 @@ def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay()
 
 
 def test_rejected_responses_that_are_left_out_are_in_no_curve() -> None:
-    data = batch()
+    data = example_batch()
     data.batch["response_mask"][0] = 0
     scores = np.add(ACCURACY, FORMAT)
     data.non_tensor_batch["score"] = scores
@@ -155,7 +164,7 @@ def test_rejected_responses_that_are_left_out_are_in_no_curve() -> None:
 
 
 def test_a_batch_without_rejected_responses_counts_none() -> None:
-    _, [(_, metrics)] = own_fit("algorithm.adv_estimator=gdpo", KEYS)
+    _, [(_, metrics)] = run_own_fit("algorithm.adv_estimator=gdpo", KEYS)
     assert metrics["advantage/rejected_responses"] == 0
 
 
@@ -169,7 +178,7 @@ def test_a_batch_without_rejected_responses_counts_none() -> None:
 )
 def test_rewards_have_contributions_only_in_a_logged_grpo_without_a_kl_term(overrides: tuple[str, ...]) -> None:
     def contributions(*given: str) -> list[str]:
-        _, [(_, metrics)] = own_fit(KEYS, *given)
+        _, [(_, metrics)] = run_own_fit(KEYS, *given)
         return [name for name in metrics if name.startswith("advantage/contribution/")]
 
     assert contributions("algorithm.adv_estimator=grpo") != []
@@ -179,7 +188,7 @@ def test_rewards_have_contributions_only_in_a_logged_grpo_without_a_kl_term(over
 @pytest.mark.parametrize("kl", [False, True])
 def test_the_rest_beside_the_rewards_has_a_contribution_only_with_a_kl_term(kl: bool) -> None:
     drgrpo = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False")
-    _, [(_, metrics)] = own_fit(*drgrpo, KEYS, f"algorithm.use_kl_in_reward={kl}")
+    _, [(_, metrics)] = run_own_fit(*drgrpo, KEYS, f"algorithm.use_kl_in_reward={kl}")
     assert ("advantage/contribution/rest" in metrics) == kl
 
 
@@ -194,7 +203,7 @@ def test_rows_that_verl_draws_anew_are_not_dumped(tmp_path: Path) -> None:
 
     class Draws(OwnFit):
         def draw(self, rows: list[int] | None) -> None:
-            data = batch()
+            data = example_batch()
             data.batch["advantages"] = data.batch["token_level_rewards"]
             ours.wrap_compute_advantage(lambda data: data if rows is None else data.select_idxs(rows), data)
 
@@ -209,7 +218,7 @@ def test_token_scores_stand_on_the_last_token_of_the_response_even_if_it_is_not_
 
     class WithTool(OwnFit):
         def fit(self) -> DataProto:
-            data = batch()
+            data = example_batch()
             data.batch["response_mask"][0, 2:] = 0  # a response of 4 tokens, of which the tool wrote 2
             data.batch["response_mask"][1] = data.batch["attention_mask"][1, 2:] = 0
             return self.advantages(data)
@@ -227,7 +236,7 @@ def test_token_scores_are_there_when_advantages_are_computed_and_do_not_become_t
 
     class Looks(OwnFit):
         def fit(self) -> DataProto:
-            data = batch()
+            data = example_batch()
             data.non_tensor_batch["format"] = np.array([np.nan, *FORMAT[1:]], dtype=object)
 
             def look(*args: Any, **kwargs: Any) -> Any:
@@ -245,16 +254,16 @@ def test_token_scores_are_there_when_advantages_are_computed_and_do_not_become_t
 
 
 def test_a_batch_without_uids_is_rejected_if_verl_ext_computes_the_advantages() -> None:
-    data = batch()
+    data = example_batch()
     del data.non_tensor_batch["uid"]
     with pytest.raises(IntegrationError, match=facts("'gdpo'", "uid")):
         OwnFit(compose("algorithm.adv_estimator=gdpo", KEYS)).advantages(data)
 
 
 def test_a_field_that_the_batch_lacks_is_named() -> None:
-    steps = "+algorithm.compose.steps=[weighted_sum,tests.integration.own_steps:BySource,center]"
+    steps = "+algorithm.compose.steps=[weighted_sum,tests.integration.custom_steps:BySource,center]"
     with pytest.raises(ConfigurationError, match=facts("'data_source'", "'acc', 'format'")):
-        own_fit("algorithm.adv_estimator=compose", "+algorithm.rewards.keys=[acc]", steps)
+        run_own_fit("algorithm.adv_estimator=compose", "+algorithm.rewards.keys=[acc]", steps)
 
 
 class Lazy(dict[str, Any]):
@@ -278,7 +287,7 @@ class Elsewhere(SimpleNamespace):
 
 @pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
 def test_only_the_columns_that_are_needed_are_read(estimator: str) -> None:
-    data = batch()
+    data = example_batch()
     columns = Lazy({name: data.batch[name] for name in list(data.batch.keys())})
     lazy = Elsewhere(batch=columns, non_tensor_batch=data.non_tensor_batch, meta_info={})
     OwnFit(compose(f"algorithm.adv_estimator={estimator}", KEYS)).advantages(lazy)
@@ -291,7 +300,7 @@ CONDITION = "+algorithm.rewards.conditions={format: {reward: acc, at_least: 1}}"
 
 def test_metrics_and_dump_show_what_the_estimator_saw(tmp_path: Path) -> None:
     """Only right answers have a format: [1000 | 1010]; the raw one is [1100 | 1011]."""
-    _, [(data, metrics)] = own_fit(
+    _, [(data, metrics)] = run_own_fit(
         "algorithm.adv_estimator=gdpo", KEYS, CONDITION, f"+algorithm.verl_ext.dump_dir={tmp_path}"
     )
     assert metrics["reward/format/mean"] == 3 / 8
@@ -300,7 +309,7 @@ def test_metrics_and_dump_show_what_the_estimator_saw(tmp_path: Path) -> None:
     assert table["reward/format"] == [1, 0, 0, 0, 1, 0, 1, 0]
     assert table["raw/format"] == FORMAT
     assert table["total"] == [2, 0, 0, 0, 2, 1, 2, 0]
-    assert table["advantage"] == pytest.approx(per_row(data), abs=1e-6)
+    assert table["advantage"] == pytest.approx(advantages_per_row(data), abs=1e-6)
 
 
 class Sessions(OwnFit):
@@ -310,7 +319,7 @@ class Sessions(OwnFit):
         found = []
         for self.global_steps in range(1, steps + 1):
             tool = np.array(texts([TOOL[0], TOOL[1], TOOL[2][:2], TOOL[3]]))
-            data = data_of(UIDS, [5] * 4, RIGHT, {"right": object_array(RIGHT), "tool": tool})
+            data = data_proto(UIDS, [5] * 4, RIGHT, {"right": object_array(RIGHT), "tool": tool})
             data.batch["response_mask"] = torch.tensor(MASKS)[:, :5]
             data.meta_info["reward_extra_keys"] = ["right", "tool"]
             found.append(self.advantages(data).batch["advantages"])
@@ -324,7 +333,7 @@ class Rubrics(OwnFit):
     def fit(self, steps: int) -> tuple[list[str], dict[str, Any]]:
         texts = [rubric(values, [5, 3, -8]) for values in ([1, 0, 0], [1, 1, 1])] + [rubric([x]) for x in (1, 0)]
         for self.global_steps in range(1, steps + 1):
-            data = data_of(UIDS, [5] * 4, RIGHT, {"right": object_array(RIGHT), "rubric": np.array(texts)})
+            data = data_proto(UIDS, [5] * 4, RIGHT, {"right": object_array(RIGHT), "rubric": np.array(texts)})
             data.meta_info["reward_extra_keys"] = ["right", "rubric"]
             self.advantages(data)
             metrics = ray_trainer.compute_data_metrics(data, use_critic=False)

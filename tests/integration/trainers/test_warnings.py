@@ -8,7 +8,7 @@ import pytest
 
 from tests.configs import compose
 from tests.facts import says
-from tests.integration.trainers.ray_runs import KEYS, LENGTHS, UIDS, OwnFit, data_of
+from tests.integration.trainers.ray_runs import KEYS, LENGTHS, UIDS, OwnFit, data_proto
 from verl_ext.errors import DataError
 
 GDPO = ("algorithm.adv_estimator=gdpo", KEYS)
@@ -18,7 +18,7 @@ def of_rewards(acc: Any, format_reward: Any, **fields: Any) -> Any:
     """A batch of two prompts with four responses each."""
     size = len(UIDS)
     columns = {"acc": np.array(acc, dtype=object), "format": np.array(format_reward, dtype=object), **fields}
-    data = data_of(UIDS, LENGTHS, [0.0] * size, columns)
+    data = data_proto(UIDS, LENGTHS, [0.0] * size, columns)
     data.meta_info["reward_extra_keys"] = ["acc", "format"]
     return data
 

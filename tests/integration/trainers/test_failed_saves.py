@@ -22,7 +22,7 @@ from verl.trainer.ppo.v1 import trainer_base
 
 from tests.configs import compose
 from tests.facts import a_line_says, facts
-from tests.integration.hadw_runs import HADW, capability
+from tests.integration.hadw_checkpoints import HADW, state_after
 from tests.integration.trainers import default_runs, ray_runs
 from tests.integration.trainers.default_runs import DRGRPO
 from verl_ext.advantages import checkpoint
@@ -32,9 +32,9 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 MODEL = ("model.pt", "optim.pt")
 # Each kind of trainer with its mode. Trainers that are not synchronous save a queue of unfinished responses.
 KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "default": (default_runs.made, "sync"),
-    "asynchronous": (default_runs.made, "colocate_async"),
-    "RayPPOTrainer": (ray_runs.Base, "sync"),
+    "default": (default_runs.make_trainer, "sync"),
+    "asynchronous": (default_runs.make_trainer, "colocate_async"),
+    "RayPPOTrainer": (ray_runs.WithMixin, "sync"),
 }
 # Runs without a state of this package: one that uses nothing of it, and one whose rewards it logs.
 GRPO = "algorithm.adv_estimator=grpo"
@@ -96,7 +96,7 @@ def trainer(kind: str, home: Path, *overrides: str, workers: Workers, updates: i
     if copied._verl_ext is not None:
         copied._verl_ext = replace(copied._verl_ext, trainer=copied, computed_at=5)
     if updates is not None:
-        copied._verl_ext.state = capability(updates)
+        copied._verl_ext.state = state_after(updates)
         copied._verl_ext.accuracy = {"key": "acc", "threshold": None}
     return copied
 
@@ -217,8 +217,8 @@ def test_a_save_that_is_killed_at_any_moment_leaves_no_mixture(kind: str, runs: 
     """The checkpoint is the first run's, then incomplete, then the second run's."""
     first, first_updates, second, second_updates = RUNS[runs]
     states = {
-        "first": None if first_updates is None else capability(first_updates),
-        "second": None if second_updates is None else capability(second_updates),
+        "first": None if first_updates is None else state_after(first_updates),
+        "second": None if second_updates is None else state_after(second_updates),
     }
     save_first(kind, tmp_path / "first", *first, updates=first_updates)
     home = tmp_path / "killed"
@@ -289,7 +289,7 @@ def test_what_fails_before_verl_begins_is_an_error(failing: str, kind: str, tmp_
     else:
         assert_refused(kind, tmp_path)
     save(second)
-    assert run_that_resumes(kind, tmp_path, {"second": capability(3)}) == "second"
+    assert run_that_resumes(kind, tmp_path, {"second": state_after(3)}) == "second"
 
 
 def test_a_new_folder_that_cannot_be_made_is_an_error(kind: str, tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_a_save_that_fails_after_the_data_is_the_later_run(kind: str, tmp_path: 
         save(trainer(kind, tmp_path, workers=Workers("second"), updates=3))
     tracker.rmdir()
     tracker.write_text("5")
-    assert run_that_resumes(kind, tmp_path, {"second": capability(3)}) == "second"
+    assert run_that_resumes(kind, tmp_path, {"second": state_after(3)}) == "second"
 
 
 def test_the_error_of_a_save_into_a_new_folder_is_verls(kind: str, tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_a_save_after_failing_ones_is_complete_and_leaves_nothing_of_them(kind: 
         assert_refused(kind, tmp_path)
     (tmp_path / "global_step_5/.verl_ext.json.123.tmp").touch()  # left by a killed process
     assert save_first(kind, tmp_path, updates=6).keys() == clean.keys()
-    assert run_that_resumes(kind, tmp_path, {"first": capability(6)}) == "first"
+    assert run_that_resumes(kind, tmp_path, {"first": state_after(6)}) == "first"
 
 
 @pytest.mark.parametrize("settings", [(), DRGRPO], ids=["with a state", "without a state"])
@@ -454,4 +454,4 @@ def test_a_copied_checkpoint_is_resumed_whatever_the_times_of_its_files(kind: st
     save_first(kind, tmp_path / "first")
     shutil.copytree(tmp_path / "first", tmp_path / "copy", copy_function=shutil.copyfile)
     os.utime(tmp_path / "copy/global_step_5/verl_ext.json", ns=(2, 2))
-    assert resume(kind, tmp_path / "copy").state == capability(9)
+    assert resume(kind, tmp_path / "copy").state == state_after(9)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end import in_order, nodes
+from tests.end_to_end import deterministic_order, two_node_cluster
 from tests.end_to_end import run as runs
 from tests.fresh import TIMEOUT
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
-EXTERNAL = {"VERL_USE_EXTERNAL_MODULES": in_order.__name__}
+EXTERNAL = {"VERL_USE_EXTERNAL_MODULES": deterministic_order.__name__}
 HADW = ("algorithm.adv_estimator=hadw", "algorithm.rewards.accuracy_threshold=0.1")
 SHORTER = ("algorithm.verl_ext.share_prompts=True", "algorithm.verl_ext.skip_zero_advantage=True")
 GDPO = ("algorithm.adv_estimator=gdpo", "algorithm.rewards.keys=[score,length]")
@@ -35,7 +35,7 @@ def cluster():
     environment = {**os.environ, **runs.FINDS_TESTS, runs.MARK: mark, "RAY_TMPDIR": str(folder)}
     if environment.get("CUDA_VISIBLE_DEVICES") == "":
         del environment["CUDA_VISIBLE_DEVICES"]  # Ray rejects slots of GPUs where it is empty
-    command = [sys.executable, "-m", nodes.__name__]
+    command = [sys.executable, "-m", two_node_cluster.__name__]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
         try:

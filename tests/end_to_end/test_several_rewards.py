@@ -5,7 +5,7 @@ import shutil
 import pandas
 import pytest
 
-from tests.end_to_end import rubric
+from tests.end_to_end import rubric_reward
 from tests.end_to_end.test_training import TRACKER, assert_same_steps, steps_saved
 from tests.fresh import TIMEOUT
 
@@ -25,7 +25,7 @@ def test_it_goes_on_exactly(start, tiny, tmp_path, case, trainer):
     letters = ["abcdefghi"[: 2 + number % 8] for number in range(len(rows))]  # 2 to 9 criteria
     rows["reward_model"] = [{"style": "rule", "ground_truth": wanted} for wanted in letters]
     rows.to_parquet(tmp_path / "train.parquet")
-    files = (f"data.train_files={tmp_path}/train.parquet", f"reward.custom_reward_function.path={rubric.__file__}")
+    files = (f"data.train_files={tmp_path}/train.parquet", f"reward.custom_reward_function.path={rubric_reward.__file__}")
 
     def run():
         more = (*files, trainer, *overrides, "trainer.save_freq=1")

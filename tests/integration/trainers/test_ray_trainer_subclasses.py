@@ -14,14 +14,24 @@ from verl.trainer.ppo import core_algos, ray_trainer
 
 from tests.configs import compose
 from tests.facts import a_line_says, facts
-from tests.integration.hadw_runs import HADW
-from tests.integration.trainers.ray_runs import DRGRPO_ON_ACC, KEYS, VERLS, Base, Light, OwnFit, batch, own_fit, per_row
+from tests.integration.hadw_checkpoints import HADW
+from tests.integration.trainers.ray_runs import (
+    DRGRPO_ON_ACC,
+    KEYS,
+    VERL_TRAINER,
+    WithMixin,
+    WithoutWorkers,
+    OwnFit,
+    example_batch,
+    run_own_fit,
+    advantages_per_row,
+)
 from verl_ext.errors import IntegrationError
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]")
 
 
-class Bare(Light):
+class Bare(WithoutWorkers):
     """Over verl's own class, as a module has it that imported it by name before the plugin was loaded."""
 
     fit = OwnFit.fit
@@ -41,7 +51,7 @@ class BareFunction(OwnFit):
     def advantages(self) -> Any:
         algorithm = self.config.algorithm
         function = ray_trainer.compute_advantage.__wrapped__
-        return function(batch(), adv_estimator=algorithm.adv_estimator, config=algorithm)
+        return function(example_batch(), adv_estimator=algorithm.adv_estimator, config=algorithm)
 
 
 class OfRegistry(OwnFit):
@@ -49,11 +59,11 @@ class OfRegistry(OwnFit):
 
     def advantages(self) -> Any:
         function = core_algos.get_adv_estimator_fn(self.config.algorithm.adv_estimator)
-        given = batch().batch
+        given = example_batch().batch
         return function(
             token_level_rewards=given["token_level_rewards"],
             response_mask=given["response_mask"],
-            index=batch().non_tensor_batch["uid"],
+            index=example_batch().non_tensor_batch["uid"],
             config=self.config.algorithm,
         )
 
@@ -62,7 +72,7 @@ class OtherEstimator(OwnFit):
     """Asks for another estimator than its configuration."""
 
     def advantages(self) -> Any:
-        return ray_trainer.compute_advantage(batch(), adv_estimator="dgpo", config=self.config.algorithm)
+        return ray_trainer.compute_advantage(example_batch(), adv_estimator="dgpo", config=self.config.algorithm)
 
 
 @pytest.mark.parametrize("cls", [Bare, OwnInit, BareFunction, OfRegistry, OtherEstimator])
@@ -87,7 +97,7 @@ class OwnAdvantages(OwnFit):
     def advantages(self) -> Any:
         if not self.own:
             return super().advantages()
-        data = batch()
+        data = example_batch()
         data.batch["advantages"] = data.batch["returns"] = data.batch["token_level_rewards"]
         return data
 
@@ -230,15 +240,15 @@ def test_another_plugin_may_wrap_our_methods_and_verls_functions(
 
         monkeypatch.setattr(owner, name, wrapper)
 
-    around(Light, "_save_checkpoint")  # before ours
-    around(Base, "_save_checkpoint")  # after ours
+    around(WithoutWorkers, "_save_checkpoint")  # before ours
+    around(WithMixin, "_save_checkpoint")  # after ours
     around(ray_trainer, "compute_advantage")
     trainer = OwnFit(compose(*HADW, f"trainer.default_local_dir={tmp_path}"))
     trainer.fit(steps=1)
     trainer._save_checkpoint()
     assert calls == ["compute_advantage", "_save_checkpoint", "_save_checkpoint"]
     assert (tmp_path / "global_step_0/verl_ext.json").exists()
-    assert per_row(OwnFit(compose(*DRGRPO)).fit(steps=1)[0][0]) == DRGRPO_ON_ACC
+    assert advantages_per_row(OwnFit(compose(*DRGRPO)).fit(steps=1)[0][0]) == DRGRPO_ON_ACC
 
 
 GDPO = ("algorithm.adv_estimator=gdpo", KEYS)
@@ -252,7 +262,7 @@ class Copies(OwnFit):
         return {"config": copy.deepcopy(self.config.algorithm)}
 
     def advantages(self, data: Any = None) -> Any:
-        given, name = batch() if data is None else data, self.config.algorithm.adv_estimator
+        given, name = example_batch() if data is None else data, self.config.algorithm.adv_estimator
         return ray_trainer.compute_advantage(given, adv_estimator=name, **self.section())
 
 
@@ -267,13 +277,15 @@ class ByName(SeparateRayPPOTrainer):
     """verl's trainer that has imported the functions by their names, without workers."""
 
     def __init__(self, config: Any) -> None:
-        with mock.patch.object(VERLS, "__init__", lambda self, config, *_: Light.__init__(self, config)):
+        with mock.patch.object(
+            VERL_TRAINER, "__init__", lambda self, config, *_: WithoutWorkers.__init__(self, config)
+        ):
             super().__init__(config, None, {}, None)
 
     def fit(self, steps: int = 1) -> list[Any]:
         done = []
         for _ in range(steps):
-            data = batch()
+            data = example_batch()
             self.reward_tensor = data.batch["token_level_scores"]
             computed = self._fit_compute_advantage(data)
             done.append((computed, ray_trainer.compute_data_metrics(batch=computed, use_critic=False)))
@@ -283,11 +295,11 @@ class ByName(SeparateRayPPOTrainer):
 @pytest.mark.parametrize("cls", [OwnFit, Copies])
 def test_each_computes_with_its_own_settings_whichever_was_made_last(cls: type[Any]) -> None:
     plain = ("+algorithm.gdpo.whiten=none",)
-    wanted = [per_row(own_fit(*GDPO, *more)[1][0][0]) for more in ((), plain)]
+    wanted = [advantages_per_row(run_own_fit(*GDPO, *more)[1][0][0]) for more in ((), plain)]
     assert wanted[0] != wanted[1]
     first, second = cls(compose(*GDPO)), cls(compose(*GDPO, *plain))
     for trainer, advantages in ((first, wanted[0]), (second, wanted[1]), (first, wanted[0])):
-        assert per_row(trainer.fit()[0][0]) == advantages
+        assert advantages_per_row(trainer.fit()[0][0]) == advantages
 
 
 @pytest.mark.parametrize("base", [OwnFit, Copies])
@@ -317,7 +329,7 @@ def test_each_logs_the_metrics_of_its_own_batch() -> None:
 def test_without_a_run_of_verl_ext_the_last_batch_is_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     class OwnLoop(OwnFit):
         def fit(self) -> bool:
-            data = self.advantages(batch())
+            data = self.advantages(example_batch())
             last_batch = weakref.ref(data)
             ray_trainer.compute_data_metrics(data, use_critic=False)
             data = None
@@ -348,7 +360,7 @@ class InAThread(OwnFit):
         algorithm = self.config.algorithm
         given = {"adv_estimator": algorithm.adv_estimator, "config": algorithm}
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(ray_trainer.compute_advantage, batch(), **given).result()
+            return pool.submit(ray_trainer.compute_advantage, example_batch(), **given).result()
 
 
 def test_in_another_thread_the_run_is_the_one_whose_section_is_passed() -> None:
@@ -356,7 +368,7 @@ def test_in_another_thread_the_run_is_the_one_whose_section_is_passed() -> None:
     for trainer in (first, second, first):
         [(_, metrics)] = trainer.fit(steps=1)
     assert metrics["hadw/updates"] == 2
-    assert per_row(second.fit(steps=1)[0][0]) == DRGRPO_ON_ACC
+    assert advantages_per_row(second.fit(steps=1)[0][0]) == DRGRPO_ON_ACC
     twin = InAThread(first.config)  # nothing says which of the two calls
     with pytest.raises(IntegrationError):
         twin.fit(steps=1)

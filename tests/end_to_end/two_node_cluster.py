@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine: `RAY_TMPDIR=FOLDER python -m tests.end_to_end.nodes`.
+"""A Ray cluster of two nodes on this machine: `RAY_TMPDIR=FOLDER python -m tests.end_to_end.two_node_cluster`.
 
 It prints the address of the cluster once both nodes are there. The cluster ends with this process, which ends with its
 standard input. Ray's files go to the folder, whose path must be short. In Ray's usual folder, other programs of this

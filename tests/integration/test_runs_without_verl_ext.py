@@ -21,7 +21,7 @@ from verl.trainer.ppo import core_algos
 from tests import fresh
 from tests.configs import compose
 from tests.facts import a_line_says
-from tests.integration.trainers.ray_runs import OwnFit, per_row
+from tests.integration.trainers.ray_runs import OwnFit, advantages_per_row
 from verl_ext.advantages.estimator import computed_by_verl_ext
 from verl_ext.checks import start as starts
 from verl_ext.checks.judge import check_run, judge
@@ -83,7 +83,7 @@ def test_his_run_trains_his_numbers_and_counts_as_one_without_this_package(monke
     trainer = OwnFit(compose(MAXRL, "algorithm.use_kl_in_reward=True"))  # our maxrl refuses it
     assert trainer._verl_ext is None
     [(data, metrics)] = trainer.fit(steps=1)
-    assert per_row(data) == [7] * 8
+    assert advantages_per_row(data) == [7] * 8
     assert not [name for name in metrics if name.startswith(("maxrl", "reward/"))]
 
 
@@ -152,7 +152,7 @@ def test_a_function_that_wraps_verls_is_somebodys_whatever_its_module_says(
     trainer = OwnFit(compose(*his_section))
     assert trainer._verl_ext is None
     [(data, _)] = trainer.fit(steps=1)
-    assert per_row(data) == [7] * 8
+    assert advantages_per_row(data) == [7] * 8
 
 
 @WRAPPING
