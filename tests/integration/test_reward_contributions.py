@@ -1,4 +1,4 @@
-"""`advantage/contribution/<key>`: which reward decides."""
+"""`advantage/contribution/<key>`: how much each reward contributes to the advantages."""
 
 import math
 
@@ -9,51 +9,71 @@ from hypothesis import strategies as st
 from tests import reference
 from tests.batches import rollouts
 from tests.calls import metrics_of
-from verl_ext import Settings, Step, build
+from verl_ext import Settings, build
 from verl_ext.core.metrics import contribution_metrics
 
+PREFIX = "advantage/contribution/"
 WEIGHTS = (2.0, -0.5)
 LARGE, SMALL, GROUP = [3.0, 3.0, -3.0, -3.0], [1.0, 0.0, 1.0, 0.0], ["g"] * 4
 
 
-@given(rollout=rollouts(), norm=st.booleans(), kl=st.booleans())
-def test_the_shares_are_those_of_plain_loops_and_add_up_to_1(rollout, norm, kl):
-    uids, added = rollout.uids, [kl * length / 64 for length in rollout.lengths]
-    batch = rollout.batch(kl_reward=added if kl else None)
-    given = {"rewards": {"keys": ["a", "b"], "weights": WEIGHTS}, "norm_adv_by_std_in_grpo": norm}
-    result = build("grpo", Settings.parse(given))(batch)
-    found = contribution_metrics(batch.keys, batch.groups, *result.summed, result.advantages, rest=kl)
-    parts = [[0 if math.isnan(x) else w * x for w, x in zip(WEIGHTS, row, strict=True)] for row in rollout.rewards]
-    totals = reference.weighted_total([*rollout.columns.values()], WEIGHTS)
-    totals = [total + kl for total, kl in zip(totals, added, strict=True)]
-    wanted = reference.shares(parts, totals, reference.grpo(totals, uids, norm_by_std=norm), uids)
-    named = dict(zip(["a", "b", *["rest"] * kl], wanted, strict=False))
-    assert found == pytest.approx({f"advantage/contribution/{name}": share for name, share in named.items()}, abs=1e-9)
-    assert sum(found.values()) == pytest.approx(1 if wanted else 0)
+def weighted_rewards(rewards):
+    """Return each reward of a response with its weight. A reward that is not scored contributes 0."""
+    weighted = []
+    for weight, reward in zip(WEIGHTS, rewards, strict=True):
+        weighted.append(0.0 if math.isnan(reward) else weight * reward)
+    return weighted
 
 
-def shares(name, components, uids=GROUP, **config):
-    """What a run with these rewards logs."""
+def expected_contributions(rollout, kl_terms, *, norm):
+    """Compute the contributions of `a`, `b` and the rest with plain loops. The list is empty without variance."""
+    sums = reference.weighted_total([*rollout.columns.values()], WEIGHTS)
+    totals = [total + kl for total, kl in zip(sums, kl_terms, strict=True)]
+    advantages = reference.grpo(totals, rollout.uids, norm_by_std=norm)
+    parts = [weighted_rewards(rewards) for rewards in rollout.rewards]
+    return reference.shares(parts, totals, advantages, rollout.uids)
+
+
+@given(rollout=rollouts(), norm=st.booleans(), with_kl=st.booleans())
+def test_contributions_equal_plain_loops_and_sum_to_1(rollout, norm, with_kl):
+    kl_terms = [length / 64 if with_kl else 0.0 for length in rollout.lengths]
+    batch = rollout.batch(kl_reward=kl_terms if with_kl else None)
+    settings = Settings.parse({"rewards": {"keys": ["a", "b"], "weights": WEIGHTS}, "norm_adv_by_std_in_grpo": norm})
+    result = build("grpo", settings)(batch)
+    found = contribution_metrics(batch.keys, batch.groups, *result.summed, result.advantages, rest=with_kl)
+
+    values = expected_contributions(rollout, kl_terms, norm=norm)
+    names = ["a", "b", "rest"] if with_kl else ["a", "b"]
+    expected = {PREFIX + name: value for name, value in zip(names, values, strict=False)}
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert sum(found.values()) == pytest.approx(1 if values else 0)
+
+
+def logged_contributions(name, components, **config):
+    """Return the contributions that a run with these rewards of one group logs, by key."""
     config["rewards"] = {"keys": list(components)}
-    found = metrics_of(name, [0.0] * len(uids), uids, components=components, config=config)
-    return {key.rpartition("/")[2]: value for key, value in found.items() if key.startswith("advantage/contribution/")}
+    metrics = metrics_of(name, [0.0] * 4, GROUP, components=components, config=config)
+    contributions = {}
+    for metric, value in metrics.items():
+        if metric.startswith(PREFIX):
+            contributions[metric.removeprefix(PREFIX)] = value
+    return contributions
 
 
-def test_on_the_sum_the_large_reward_decides_and_under_gdpo_both_do():
-    both = {"large": LARGE, "small": SMALL}
-    assert shares("drgrpo", both) == pytest.approx({"large": 36 / 37, "small": 1 / 37})
-    assert shares("gdpo", both) == pytest.approx({"large": 0.5, "small": 0.5})
+def test_a_large_reward_dominates_the_sum_but_not_gdpo():
+    rewards = {"large": LARGE, "small": SMALL}
+    assert logged_contributions("drgrpo", rewards) == pytest.approx({"large": 36 / 37, "small": 1 / 37})
+    assert logged_contributions("gdpo", rewards) == pytest.approx({"large": 0.5, "small": 0.5})
 
 
-class Smallest(Step):
-    name = "smallest"
-    sums = True
-
-    def apply(self, values, batch):
-        return values.min(axis=1, keepdims=True)
+def test_a_sum_without_variance_has_no_contributions():
+    assert logged_contributions("gdpo", {"a": LARGE, "b": [-value for value in LARGE]}) == {}
 
 
-def test_nothing_is_logged_where_no_sum_varies_or_has_parts_and_where_one_reward_has_all():
-    assert not shares("gdpo", {"a": LARGE, "b": [-x for x in LARGE]})
-    assert not shares("compose", {"a": LARGE, "b": SMALL}, compose={"steps": [f"{__name__}:Smallest", "center"]})
-    assert not shares("drgrpo", {"a": LARGE})
+def test_a_custom_sum_has_no_contributions():
+    steps = ["tests.integration.custom_steps:Lowest", "center"]
+    assert logged_contributions("compose", {"a": LARGE, "b": SMALL}, compose={"steps": steps}) == {}
+
+
+def test_a_single_reward_has_no_contribution():
+    assert logged_contributions("drgrpo", {"a": LARGE}) == {}
