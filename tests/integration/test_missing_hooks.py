@@ -1,9 +1,10 @@
-"""What verl may lose: the run that does not need it goes on, the one that does is refused with the cause."""
+"""What happens if verl lacks a function: only the runs that need its hook are refused, with the cause."""
 
 import os
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -18,22 +19,39 @@ from verl_ext.trainers.default_trainer import missing_responses
 CORE = "verl.trainer.ppo.core_algos"
 ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 RAY = "verl.trainer.ppo.ray_trainer"
-# A module of verl or of its libraries, what it loses, and the words of the error of the runs that need it.
-LOST = {
-    "the registry": (CORE, "del module.ADV_ESTIMATOR_REGISTRY", "ADV_ESTIMATOR_REGISTRY"),
-    "RayPPOTrainer": (RAY, "del module.RayPPOTrainer", "RayPPOTrainer"),
-    "the engine's function": (ENGINE, "del module.prepare_micro_batches", "prepare_micro_batches"),
-    "attention functions": (ENGINE, "import transformers; transformers.AttentionInterface = None", "NoneType"),
+
+
+class Loss(NamedTuple):
+    """Something that verl or one of its libraries lacks."""
+
+    module: str
+    statement: str
+    """The statement that removes it when the module has been imported."""
+    words: str
+    """The words of the error."""
+    refused: set[str]
+    """The runs of `START_RUNS` that need it."""
+
+
+OTHER_TRAINER = "OTHER" if has_default_trainer() else "DEFAULT"
+"""The run of `START_RUNS` with `RayPPOTrainer`."""
+LOSSES = {
+    "the registry": Loss(CORE, "del module.ADV_ESTIMATOR_REGISTRY", "ADV_ESTIMATOR_REGISTRY", {"DEFAULT", "SKIP"}),
+    "RayPPOTrainer": Loss(RAY, "del module.RayPPOTrainer", "RayPPOTrainer", {OTHER_TRAINER}),
+    "the engine's function": Loss(ENGINE, "del module.prepare_micro_batches", "prepare_micro_batches", {"SKIP"}),
+    "attention functions": Loss(
+        ENGINE, "import transformers; transformers.AttentionInterface = None", "NoneType", {"SKIP"}
+    ),
 }
-STORY = """
+START_RUNS = """
 import logging, sys
 logging.basicConfig(level=logging.ERROR)
 from verl_ext.hooks import after_import
 
-def lose(module):
+def remove(module):
     {statement}
 
-after_import({module!r}, lose)
+after_import({module!r}, remove)
 import verl
 from tests.configs import compose
 from verl_ext import hooks
@@ -51,33 +69,40 @@ class Trainer:
 Trainer = with_mixin(TrainerMixin, Trainer)
 
 for name, overrides, v1 in (
-    ("DEFAULT", GDPO, use_v1), ("SKIP", (*GDPO, SKIP), use_v1), ("OTHER", GDPO, not use_v1),
+    ("DEFAULT", GDPO, use_v1),
+    ("SKIP", (*GDPO, SKIP), use_v1),
+    ("OTHER", GDPO, not use_v1),
     ("VERLS", ("algorithm.adv_estimator=grpo",), None),
 ):
     try:
         if v1 is not None:
-            hooks.require_hooked(hooks.TRAINERS[v1])  # as verl's main does
-        started = Trainer(compose(*overrides))._verl_ext
-        print(name, "started", [step.name for step in started.chain.steps] if started is not None else "")
+            hooks.require_hooked(hooks.TRAINERS[v1])  # as verl's main program does
+        run = Trainer(compose(*overrides))._verl_ext
+        print(name, "started", [step.name for step in run.chain.steps] if run is not None else "")
     except IntegrationError as error:
         print(name, "refused", str(error).replace(chr(10), " "))
 """
 
 
-@pytest.mark.parametrize("case", LOST)
-def test_a_run_needs_the_hooks_that_it_uses_and_no_others(case: str) -> None:
-    module, statement, words = LOST[case]
-    done = fresh.run(STORY.format(module=module, statement=statement), environment=dict(os.environ))
+def output_of(code: str) -> str:
+    """Run a program in a new process, which must end without an error. Return its output."""
+    done = fresh.run(code, environment=dict(os.environ))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    of_ray = "OTHER" if has_default_trainer() else "DEFAULT"
-    refused = {"DEFAULT", "SKIP"} if module == CORE else {of_ray} if module == RAY else {"SKIP"}
-    assert a_line_says(done.stdout, "VERLS started"), f"{done.stdout}\n{done.stderr}"
-    assert all(a_line_says(done.stdout, f"{name} refused", words) for name in refused), done.stdout
-    for name in {"DEFAULT"} - refused:
-        assert a_line_says(done.stdout, f"{name} started", "whiten"), f"{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
-CHANGED = """
+@pytest.mark.parametrize("case", LOSSES)
+def test_only_the_runs_that_need_a_missing_function_are_refused(case: str) -> None:
+    module, statement, words, refused = LOSSES[case]
+    output = output_of(START_RUNS.format(module=module, statement=statement))
+    assert a_line_says(output, "VERLS started"), output
+    for name in refused:
+        assert a_line_says(output, f"{name} refused", words), output
+    if "DEFAULT" not in refused:
+        assert a_line_says(output, "DEFAULT started", "whiten"), output
+
+
+START_CHANGED_TRAINER = """
 from verl_ext.hooks import after_import
 
 def change(module):
@@ -109,46 +134,52 @@ for name, overrides in (
 """
 
 
-@pytest.mark.parametrize("default", [False, *[True] * has_default_trainer()])
-def test_a_trainer_whose_methods_have_changed_rejects_every_run_that_uses_the_package(default: bool) -> None:
-    """In the trainer's process, whichever main has started it."""
+@pytest.mark.parametrize("default", [False, True] if has_default_trainer() else [False])
+def test_a_trainer_without_an_overridden_method_rejects_runs_of_verl_ext(default: bool) -> None:
+    """The error is raised in the trainer's process, whichever main program has started the trainer."""
     module = TRAINERS[default]
-    code = CHANGED.format(module=module, cls="PPOTrainer" if default else "RayPPOTrainer")
-    done = fresh.run(code, environment=dict(os.environ))
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    cls = "PPOTrainer" if default else "RayPPOTrainer"
+    output = output_of(START_CHANGED_TRAINER.format(module=module, cls=cls))
     for name in ("GDPO", "LOGGED", "SHARE"):
-        assert a_line_says(done.stdout, f"{name} refused", module, "_save_checkpoint"), f"{done.stdout}\n{done.stderr}"
-        assert not a_line_says(done.stdout, f"{name} started"), done.stdout
-    assert a_line_says(done.stdout, "VERLS started"), done.stdout
-    assert not a_line_says(done.stdout, "VERLS refused"), done.stdout
+        assert a_line_says(output, f"{name} refused", module, "_save_checkpoint"), output
+        assert not a_line_says(output, f"{name} started"), output
+    assert a_line_says(output, "VERLS started"), output
+    assert not a_line_says(output, "VERLS refused"), output
 
 
-MOVED = """
+START_WITHOUT_MODULE = """
 import importlib.abc, runpy, sys
 
-class Moved(importlib.abc.MetaPathFinder):
+class WithoutModule(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == {module!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
-sys.meta_path.insert(0, Moved())
+sys.meta_path.insert(0, WithoutModule())
 sys.argv = ["main_ppo", *{arguments!r}]
 runpy.run_module("verl.trainer.main_ppo", run_name="__main__", alter_sys=True)
 """
 
 
-def test_a_run_whose_trainer_has_moved_is_refused_before_ray_starts(tmp_path: Path) -> None:
+def test_a_run_whose_trainer_module_is_missing_is_refused_before_ray_starts(tmp_path: Path) -> None:
     module = "verl.trainer.ppo.v1.trainer_base"
-    arguments = ["+verl_ext=gdpo", "algorithm.rewards.keys=[a]", "actor_rollout_ref.rollout.n=8", "trainer.use_v1=True"]
-    arguments.append(f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray")
-    done = fresh.run(MOVED.format(module=module, arguments=arguments), folder=tmp_path)
+    arguments = [
+        "+verl_ext=gdpo",
+        "algorithm.rewards.keys=[a]",
+        "actor_rollout_ref.rollout.n=8",
+        "trainer.use_v1=True",
+        f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray",
+    ]
+    done = fresh.run(START_WITHOUT_MODULE.format(module=module, arguments=arguments), folder=tmp_path)
     assert done.returncode == 1
     assert says(done.stderr, "IntegrationError", module, f"verl {version('verl')}", *TESTED), done.stderr
     assert not (tmp_path / "ray").exists()
 
 
-def test_names_that_verls_trainer_has_lost_have_no_default() -> None:
+def test_a_trainer_without_a_counter_of_updates_is_an_error() -> None:
+    run = Run("gdpo", trainer=SimpleNamespace(global_steps=1))
     with pytest.raises(IntegrationError, match="local_trigger_step"):
-        _ = Run("gdpo", trainer=SimpleNamespace(global_steps=1)).update
+        _ = run.update
+    trainer = SimpleNamespace(config=None)
     with pytest.raises(IntegrationError, match="parameter_sync_step"):
-        missing_responses(SimpleNamespace(config=None), 1)
+        missing_responses(trainer, 1)

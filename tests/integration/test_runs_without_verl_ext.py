@@ -1,10 +1,8 @@
-"""Runs that use nothing of this package, in an environment that has it: their names, their settings, their trainers."""
+"""Runs that do not use verl_ext, in an environment that has it: their names, their settings and their trainers."""
 
 import copy
 import functools
 import os
-import textwrap
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -36,212 +34,261 @@ from verl_ext.trainers.mixin import TrainerMixin, prepare_run
 HOME = Path(verl.__file__).parent
 REGISTRY = core_algos.ADV_ESTIMATOR_REGISTRY
 MAXRL = "algorithm.adv_estimator=maxrl"
-HIS = """
+COLLEAGUES_MODULE = """
 from verl.trainer.ppo.core_algos import register_adv_est
 
 @register_adv_est("maxrl")
-def his_maxrl(token_level_rewards, response_mask, **_):
+def colleagues_maxrl(token_level_rewards, response_mask, **_):
     return 7 * response_mask, 7 * response_mask
 """
-ASKED = """
+PROGRAM = """
+import sys
+sys.path.insert(0, {folder!r})
 import verl
-{after}
+{statement}
 from verl.trainer.ppo import core_algos
 from verl_ext.cli import main
 print("FOUND", core_algos.get_adv_estimator_fn("maxrl").__name__)
-more = ["actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.use_dynamic_bsz=True"]
-print("CHECK", main(["check", "algorithm.adv_estimator=maxrl", *more]))
-print("PRESET", main(["check", "+verl_ext=maxrl", *more]))
+overrides = ["actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.use_dynamic_bsz=True"]
+print("CHECK", main(["check", "algorithm.adv_estimator=maxrl", *overrides]))
+print("PRESET", main(["check", "+verl_ext=maxrl", *overrides]))
 print("DOCTOR", main(["doctor"]))
 """
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_name_that_somebody_registers_stays_his(tmp_path: Path, when: str) -> None:
-    """Before: in a module of VERL_USE_EXTERNAL_MODULES. After: in the program, once verl has loaded the plugin."""
-    (tmp_path / "colleague.py").write_text(HIS)
-    code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
-    code += ASKED.format(after="import colleague" if when == "after" else "")
-    more = {"VERL_USE_EXTERNAL_MODULES": "colleague"} if when == "before" else {}
-    done = fresh.run(textwrap.dedent(code), environment={**os.environ, **more})
-    assert "FOUND his_maxrl" in done.stdout, f"{done.stdout}\n{done.stderr}"
+@pytest.mark.parametrize(
+    ("statement", "environment"),
+    [("", {"VERL_USE_EXTERNAL_MODULES": "colleague"}), ("import colleague", {})],
+    ids=["before the plugin is loaded", "after the plugin is loaded"],
+)
+def test_an_estimator_that_another_package_registers_takes_precedence(
+    tmp_path: Path, statement: str, environment: dict[str, str]
+) -> None:
+    (tmp_path / "colleague.py").write_text(COLLEAGUES_MODULE)
+    program = PROGRAM.format(folder=str(tmp_path), statement=statement)
+    done = fresh.run(program, environment={**os.environ, **environment})
+    assert "FOUND colleagues_maxrl" in done.stdout, f"{done.stdout}\n{done.stderr}"
+    # `check` accepts the estimator of the other package.
+    assert "CHECK 0" in done.stdout, done.stdout
     assert a_line_says(done.stdout, "estimator", "maxrl", "colleague")
     assert not a_line_says(done.stdout, "steps", "divide_by_mean")
-    for line in ("CHECK 0", "PRESET 1", "DOCTOR 0"):
-        assert line in done.stdout, done.stdout
+    # The preset is for the estimator of verl_ext.
+    assert "PRESET 1" in done.stdout, done.stdout
     assert a_line_says(done.stdout, "error", "maxrl", "colleague")
+    assert "DOCTOR 0" in done.stdout, done.stdout
     assert a_line_says(done.stdout, "note", "maxrl", "colleague")
     assert a_line_says(done.stdout, "ok", "dgpo", "verl_ext")
 
 
-def his(token_level_rewards: Any, response_mask: Any, **_: Any) -> Any:
+def sevens(token_level_rewards: Any, response_mask: Any, **_: Any) -> Any:
+    """Compute an advantage of 7 for each token, as an estimator of another package."""
     return 7.0 * response_mask, 7.0 * response_mask
 
 
-def test_his_run_trains_his_numbers_and_counts_as_one_without_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY, "maxrl", his)
-    trainer = OwnFit(compose(MAXRL, "algorithm.use_kl_in_reward=True"))  # our maxrl refuses it
+def test_a_run_of_another_packages_estimator_trains_with_its_advantages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "maxrl", sevens)
+    # verl_ext's own maxrl rejects a KL term.
+    trainer = OwnFit(compose(MAXRL, "algorithm.use_kl_in_reward=True"))
     assert trainer._verl_ext is None
     [(data, metrics)] = trainer.fit(steps=1)
     assert advantages_per_row(data) == [7] * 8
     assert not [name for name in metrics if name.startswith(("maxrl", "reward/"))]
 
 
-def test_the_section_of_his_estimator_is_his(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY, "dvao", his)
+def test_the_section_of_another_packages_estimator_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "dvao", sevens)
     config = compose("algorithm.adv_estimator=dvao", "+algorithm.dvao.beta=3", "+algorithm.rewards.log=all")
     assert judge(config).errors == []
 
 
-def test_verls_registry_stays_as_it_is_and_only_its_gdpo_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verls_registry_is_unchanged_and_only_verls_gdpo_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {*ADDED_ESTIMATORS} & {*REGISTRY} == {"gdpo"}
     assert REGISTRY["gdpo"].__module__ == core_algos.__name__
     assert computed_by_verl_ext("gdpo")
-    monkeypatch.setitem(REGISTRY, "gdpo", his)
-    assert core_algos.get_adv_estimator_fn("gdpo") is his
+    monkeypatch.setitem(REGISTRY, "gdpo", sevens)
+    assert core_algos.get_adv_estimator_fn("gdpo") is sevens
 
 
-def test_a_name_of_this_package_that_verl_registers_later_is_verls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_estimator_that_a_later_verl_registers_is_verls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REGISTRY, "maxrl", REGISTRY["rloo"])
     assert not computed_by_verl_ext("maxrl")
     assert owner("maxrl") == core_algos.__name__
 
 
-def test_a_function_that_names_no_module_is_somebodys_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: dict[str, Any] = {}
-    exec("def made(**_): ...", made)
-    for name in ("maxrl", "gdpo"):
-        monkeypatch.setitem(REGISTRY, name, made["made"])
-        assert not computed_by_verl_ext(name)
+@pytest.mark.parametrize("name", ["maxrl", "gdpo"])
+def test_a_function_without_a_module_belongs_to_another_package(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    namespace: dict[str, Any] = {}
+    exec("def estimator(**_): ...", namespace)
+    monkeypatch.setitem(REGISTRY, name, namespace["estimator"])
+    assert not computed_by_verl_ext(name)
 
 
-class Callable:
-    """A callable object, whose class says that it is verl's."""
+class CallableObject:
+    """A callable object whose class states that it is verl's."""
 
     __module__ = core_algos.__name__
 
     def __call__(self, token_level_rewards: Any, response_mask: Any, **_: Any) -> Any:
-        return his(token_level_rewards, response_mask)
+        return sevens(token_level_rewards, response_mask)
 
 
-def wrapping(verls: Any) -> dict[str, Any]:
-    """What somebody may register in the place of a function of verl's, with verl's `__module__`."""
-    partial = functools.update_wrapper(functools.partial(his), verls)
-    return {"wrapped": functools.wraps(verls)(his_of_any_batch), "partial": partial, "object": Callable()}
+def sevens_of_any_arguments(**arguments: Any) -> Any:
+    return sevens(arguments["token_level_rewards"], arguments["response_mask"])
 
 
-def his_of_any_batch(**given: Any) -> Any:
-    return his(given["token_level_rewards"], given["response_mask"])
+def replacement_of(original: Any, kind: str) -> Any:
+    """Return a function of another package that has the `__module__` of verl's original function."""
+    if kind == "wrapped":
+        return functools.wraps(original)(sevens_of_any_arguments)
+    if kind == "partial":
+        return functools.update_wrapper(functools.partial(sevens), original)
+    return CallableObject()
 
 
-WRAPPING = pytest.mark.parametrize("kind", ["wrapped", "partial", "object"])
+each_kind_of_replacement = pytest.mark.parametrize("kind", ["wrapped", "partial", "object"])
 
 
-@WRAPPING
-def test_a_function_that_wraps_verls_is_somebodys_whatever_its_module_says(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    his_gdpo = wrapping(REGISTRY["gdpo"])[kind]
-    assert his_gdpo.__module__ == core_algos.__name__
-    monkeypatch.setitem(REGISTRY, "gdpo", his_gdpo)
-    assert core_algos.get_adv_estimator_fn("gdpo") is his_gdpo
+@each_kind_of_replacement
+def test_a_function_that_wraps_verls_belongs_to_another_package(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its `__module__` is verl's."""
+    replacement = replacement_of(REGISTRY["gdpo"], kind)
+    assert replacement.__module__ == core_algos.__name__
+    monkeypatch.setitem(REGISTRY, "gdpo", replacement)
+    assert core_algos.get_adv_estimator_fn("gdpo") is replacement
     assert not computed_by_verl_ext("gdpo")
     assert owner("gdpo") == (__name__ if kind == "wrapped" else "another package")
-    his_section = ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo.his=3")
-    assert judge(compose(*his_section, "+algorithm.rewards.log=all")).errors == []
-    trainer = OwnFit(compose(*his_section))
+
+
+@each_kind_of_replacement
+def test_a_run_of_a_function_that_wraps_verls_is_without_verl_ext(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "gdpo", replacement_of(REGISTRY["gdpo"], kind))
+    overrides = ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo.unknown=3")
+    assert judge(compose(*overrides, "+algorithm.rewards.log=all")).errors == []
+    trainer = OwnFit(compose(*overrides))
     assert trainer._verl_ext is None
     [(data, _)] = trainer.fit(steps=1)
     assert advantages_per_row(data) == [7] * 8
 
 
-@WRAPPING
-def test_verl_is_not_said_to_compute_what_a_function_that_wraps_verls_computes(
+@each_kind_of_replacement
+def test_the_rule_on_groups_of_one_does_not_name_verl_for_a_replacement(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by the rule on groups of one response, by the message on a preset, or by the rule on losses."""
-    alone = compose("algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=1")
-    assert any("verl's rloo" in str(finding) for finding in judge(alone).findings)
-    monkeypatch.setitem(REGISTRY, "rloo", wrapping(REGISTRY["rloo"])[kind])
-    assert not any("verl's rloo" in str(finding) for finding in judge(alone).findings)
-    monkeypatch.setitem(REGISTRY, "gdpo", wrapping(REGISTRY["gdpo"])[kind])
-    [refused] = map(str, judge(compose("+verl_ext=gdpo")).errors)
-    assert "another package" in refused or __name__ in refused
-    assert core_algos.__name__ not in refused
+    config = compose("algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=1")
+    assert any("verl's rloo" in str(finding) for finding in judge(config).findings)
+    monkeypatch.setitem(REGISTRY, "rloo", replacement_of(REGISTRY["rloo"], kind))
+    assert not any("verl's rloo" in str(finding) for finding in judge(config).findings)
+
+
+@each_kind_of_replacement
+def test_the_error_about_a_preset_names_the_owner_of_a_replacement(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "gdpo", replacement_of(REGISTRY["gdpo"], kind))
+    [error] = judge(compose("+verl_ext=gdpo")).errors
+    assert (__name__ if kind == "wrapped" else "another package") in str(error)
+    assert core_algos.__name__ not in str(error)
+
+
+@each_kind_of_replacement
+def test_the_rule_on_losses_does_not_know_a_replacement(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert aggregates_itself("sapo")
     losses = core_algos.POLICY_LOSS_REGISTRY
-    monkeypatch.setitem(losses, "sapo", wrapping(losses["sapo"])[kind])
+    monkeypatch.setitem(losses, "sapo", replacement_of(losses["sapo"], kind))
     assert aggregates_itself("sapo") is False
 
 
 @pytest.mark.parametrize("batches_before", [0, 1])
-def test_one_that_is_registered_after_the_trainer_was_made_ends_the_step(
+def test_an_estimator_registered_after_the_start_of_a_run_is_an_error(
     batches_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the metrics of the batch before were not logged."""
+    """The metrics of the batch before are not logged."""
     trainer = OwnFit(compose("+verl_ext=drgrpo", "algorithm.rewards.keys=[acc]"))
     for _ in range(batches_before):
         trainer.advantages()
-    monkeypatch.setitem(REGISTRY, "drgrpo", his)
+    monkeypatch.setitem(REGISTRY, "drgrpo", sevens)
     with pytest.raises(IntegrationError, match="drgrpo"):
         trainer.advantages()
 
 
+VERLS_MAIN = "verl.trainer.main_ppo"
+OWN_MAIN = None
+"""A main program that is not in a package."""
+EXTERNAL_MODULES = "+ray_kwargs.ray_init.runtime_env.env_vars={VERL_USE_EXTERNAL_MODULES: colleague}"
+GROUPS_OF_ONE = "actor_rollout_ref.rollout.n=1"
+"""verl's default."""
+
+
 def start(config: Any) -> Any:
-    """Call what verl's main programs call before Ray."""
+    """Call the function that verl's main programs call before Ray starts."""
     return starts.wrap_checked(lambda config: config, config)
 
 
-def test_in_the_driver_a_name_may_be_anothers_who_registers_it_where_his_trainer_runs(
-    main_program: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("main", "overrides"),
+    [(OWN_MAIN, (MAXRL, GROUPS_OF_ONE)), (VERLS_MAIN, (MAXRL, GROUPS_OF_ONE, EXTERNAL_MODULES))],
+    ids=["own main program", "external modules"],
+)
+def test_the_driver_only_warns_if_the_trainers_process_may_register_the_name(
+    main: str | None, overrides: tuple[str, ...], main_program: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In a main program of his own, or by modules that Ray's processes import; `rollout.n=1` is verl's default."""
-    mine, verls = None, "verl.trainer.main_ppo"
-    modules = "+ray_kwargs.ray_init.runtime_env.env_vars={VERL_USE_EXTERNAL_MODULES: colleague}"
-    alone = (MAXRL, "actor_rollout_ref.rollout.n=1")
-    for module, overrides in ((mine, alone), (verls, (*alone, modules))):
-        config = compose(*overrides)
-        main_program(module)
-        caplog.clear()
-        assert start(config) is config
-        assert any("rollout.n=1" in text for text in caplog.messages)
-        with pytest.raises(ConfigurationError):
-            check_run(config)  # as the trainer, if nobody has registered the name there
-    for module, overrides in ((verls, alone), (mine, (*alone, "+algorithm.rewards.keys=[a]"))):
-        main_program(module)
-        with pytest.raises(ConfigurationError):
-            start(compose(*overrides))
+    config = compose(*overrides)
+    main_program(main)
+    caplog.clear()
+    assert start(config) is config
+    assert any("rollout.n=1" in text for text in caplog.messages)
+    # The check in the trainer's process: nobody has registered the name there.
+    with pytest.raises(ConfigurationError):
+        check_run(config)
 
 
-def test_a_name_that_nobody_has_registered_is_warned_of_in_the_driver_of_verls_main(
-    main_program: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("main", "overrides"),
+    [(VERLS_MAIN, (MAXRL, GROUPS_OF_ONE)), (OWN_MAIN, (MAXRL, GROUPS_OF_ONE, "+algorithm.rewards.keys=[a]"))],
+    ids=["verl's main program", "a section of verl_ext"],
+)
+def test_the_driver_rejects_a_run_that_certainly_uses_verl_ext(
+    main: str | None, overrides: tuple[str, ...], main_program: Any
 ) -> None:
-    """Another main program may register it in the trainer's process."""
+    main_program(main)
+    with pytest.raises(ConfigurationError):
+        start(compose(*overrides))
+
+
+@pytest.mark.parametrize(("main", "warned"), [(VERLS_MAIN, True), (OWN_MAIN, False)], ids=["verl's main", "own main"])
+def test_a_misspelt_name_is_warned_about_in_the_driver_of_verls_main(
+    main: str | None,
+    warned: bool,
+    main_program: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another main program may register the name in the trainer's process."""
     config = compose("algorithm.adv_estimator=gdop")
-    for module, warned in (("verl.trainer.main_ppo", True), (None, False)):
-        main_program(module)
-        monkeypatch.setattr(starts, "_summarized", [])
-        caplog.clear()
-        assert start(config) is config
-        assert any("'gdpo'" in text for text in caplog.messages) == warned
+    main_program(main)
+    monkeypatch.setattr(starts, "_summarized", [])
+    caplog.clear()
+    assert start(config) is config
+    assert any("'gdpo'" in text for text in caplog.messages) == warned
 
 
-TRIED: dict[str, tuple[str, ...]] = {
+WITHOUT_VERL_EXT: dict[str, tuple[str, ...]] = {
     "a section at the top": ("algorithm.adv_estimator=grpo", "+rewards.foo=1"),
     "an estimator that another package registers elsewhere": ("algorithm.adv_estimator=gdpo2",),
     "a section with one of our names": ("algorithm.adv_estimator=grpo", "+algorithm.rewards={shaping: linear}"),
     "an entry with one of our names": ("algorithm.adv_estimator=rloo", "+algorithm.compose=docker"),
     "a name like the presets'": ("algorithm.adv_estimator=grpo", "+verl_exp=mine"),
-    "what verl reads otherwise": ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.checkpoint.save_contents=3"),
-    "no section of rewards": ("algorithm.adv_estimator=grpo", "~reward"),
+    "a value of another type than verl expects": (
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.actor.checkpoint.save_contents=3",
+    ),
+    "no section of the reward": ("algorithm.adv_estimator=grpo", "~reward"),
     "a filter that is not enabled": ("algorithm.adv_estimator=grpo", "++algorithm.filter_groups.metric=any_reward"),
     "an experimental trainer": ("algorithm.adv_estimator=grpo", "+rollout.n=1", "+algorithm.rewards={}"),
 }
 
 
-@pytest.mark.parametrize("case", TRIED)
-def test_a_run_without_this_package_is_not_refused(case: str) -> None:
-    config = compose(*TRIED[case])
+@pytest.mark.parametrize("case", WITHOUT_VERL_EXT)
+def test_a_run_without_verl_ext_is_not_refused(case: str) -> None:
+    config = compose(*WITHOUT_VERL_EXT[case])
     run = check_run(config)
     assert run is not None
     assert not run.uses_verl_ext
@@ -252,7 +299,7 @@ def test_a_run_without_this_package_is_not_refused(case: str) -> None:
 def test_a_section_belongs_to_the_package_that_registers_an_estimator_of_its_name() -> None:
     config = compose("algorithm.adv_estimator=dara", "+algorithm.dara={variant: positive}")
     assert list(sections_in_use(config.algorithm)) == ["dara"]
-    with mock.patch.dict(REGISTRY, {"dara": his}):
+    with mock.patch.dict(REGISTRY, {"dara": sevens}):
         assert list(sections_in_use(config.algorithm)) == []
         assert not uses_verl_ext(config)
 
@@ -261,7 +308,7 @@ GRPO = "algorithm.adv_estimator=grpo"
 FILTER = "algorithm.filter_groups"
 FILTERED = (GRPO, f"++{FILTER}.enable=True")
 FUNCTION = "reward.custom_reward_function.path"
-# Overrides, and the entry with which the run uses the package: there is no other.
+# The overrides of a run, and the only entry with which the run uses verl_ext.
 USED: dict[str, tuple[tuple[str, ...], str]] = {
     "an estimator": ((MAXRL,), "algorithm.adv_estimator"),
     "a preset": (("+verl_ext=gdpo", GRPO, "~algorithm.verl_ext"), "verl_ext_presets"),
@@ -274,26 +321,31 @@ USED: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", USED)
-def test_one_entry_of_this_package_is_enough_for_a_run_to_use_it(case: str) -> None:
+def test_a_run_with_one_entry_of_verl_ext_uses_it(case: str) -> None:
     overrides, path = USED[case]
     assert list(entries_in_use(compose(*overrides))) == [path]
 
 
-def known_configurations() -> Iterator[tuple[str, str]]:
-    """The configurations that verl has: their folders in verl, and their names."""
-    for path in sorted([*HOME.glob("trainer/config/*.yaml"), *HOME.glob("experimental/*/config/*.yaml")]):
+def known_configurations() -> list[tuple[str, str]]:
+    """Return the folder in verl and the name of each configuration of verl."""
+    paths = [*HOME.glob("trainer/config/*.yaml"), *HOME.glob("experimental/*/config/*.yaml")]
+    configurations = []
+    for path in sorted(paths):
         if not path.name.startswith("_"):
-            yield str(path.parent.relative_to(HOME)), path.stem
+            folder = path.parent.relative_to(HOME)
+            configurations.append((str(folder), path.stem))
+    return configurations
 
 
 @functools.cache
 def composed(folder: str, name: str) -> Any:
+    """Return a configuration of verl."""
     with hydra.initialize_config_dir(str(HOME / folder), version_base=None):
         return hydra.compose(name, overrides=["hydra.searchpath=[pkg://verl.trainer.config]"])
 
 
-@pytest.mark.parametrize(("folder", "name"), [*known_configurations()])
-def test_every_configuration_of_verl_goes_on(folder: str, name: str) -> None:
+@pytest.mark.parametrize(("folder", "name"), known_configurations())
+def test_every_configuration_of_verl_is_accepted(folder: str, name: str) -> None:
     config = copy.deepcopy(composed(folder, name))
     if "algorithm" not in config:
         assert check_run(config) is None
@@ -303,8 +355,9 @@ def test_every_configuration_of_verl_goes_on(folder: str, name: str) -> None:
     assert not run.uses_verl_ext
 
 
+OTHER_NAMES = ["grpo", "rloo", "gae", "gdpo2", "gd2po_hard", "my_dgpo", "hadw_v2", "maxrl-x", "composer", "gd"]
 NAMES = st.one_of(
-    st.sampled_from(["grpo", "rloo", "gae", "gdpo2", "gd2po_hard", "my_dgpo", "hadw_v2", "maxrl-x", "composer", "gd"]),
+    st.sampled_from(OTHER_NAMES),
     st.sampled_from(ADDED_ESTIMATORS),
     st.text("abcdghmoprwx2_", min_size=1, max_size=8),
 )
@@ -317,38 +370,58 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=3),
     max_leaves=6,
 )
-PLACES = st.sampled_from(
-    [
-        *(f"algorithm.{word}" for word in WORDS),
-        *WORDS,
-        *("verl_exp", "verl_ex", "verlext", "reward", "rollout", "trainer.use_v1", "algorithm.filter_groups"),
-        *("algorithm.filter_groups.metric", "algorithm.use_pf_ppo", "reward.custom_reward_function.path"),
-        *("actor_rollout_ref.rollout.n", "actor_rollout_ref.actor.checkpoint.save_contents"),
-        *("actor_rollout_ref.actor.loss_agg_mode", "reward_model.reward_manager", "data.train_files"),
-    ]
-)
+PATHS = [
+    *(f"algorithm.{word}" for word in WORDS),
+    *WORDS,
+    "verl_exp",
+    "verl_ex",
+    "verlext",
+    "reward",
+    "rollout",
+    "trainer.use_v1",
+    "algorithm.filter_groups",
+    "algorithm.filter_groups.metric",
+    "algorithm.use_pf_ppo",
+    "reward.custom_reward_function.path",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.actor.checkpoint.save_contents",
+    "actor_rollout_ref.actor.loss_agg_mode",
+    "reward_model.reward_manager",
+    "data.train_files",
+]
+
+
+def config_with(name: str, entries: dict[str, Any]) -> Any:
+    """Return verl's configuration with an estimator and other entries."""
+    config = copy.deepcopy(composed("trainer/config", "ppo_trainer"))
+    OmegaConf.set_struct(config, False)
+    config.algorithm.adv_estimator = name
+    for path, value in entries.items():
+        OmegaConf.update(config, path, value, merge=False, force_add=True)
+    return config
+
+
+def is_anagram_of_ours(name: str) -> bool:
+    """Return whether an unknown name has the letters of a name of verl_ext in another order, which is an error."""
+    if name in REGISTRY or name in ADDED_ESTIMATORS:
+        return False
+    return any(sorted(name) == sorted(estimator) for estimator in ADDED_ESTIMATORS)
 
 
 @given(
     name=NAMES,
     registered=st.sets(st.sampled_from(ADDED_ESTIMATORS), max_size=3),
-    entered=st.dictionaries(PLACES, VALUES, max_size=4),
+    entries=st.dictionaries(st.sampled_from(PATHS), VALUES, max_size=4),
 )
-def test_whatever_a_stranger_writes_and_registers_his_run_is_not_refused(
-    name: str, registered: set[str], entered: dict[str, Any]
+def test_a_run_without_verl_ext_is_not_refused_whatever_it_sets(
+    name: str, registered: set[str], entries: dict[str, Any]
 ) -> None:
-    config = copy.deepcopy(composed("trainer/config", "ppo_trainer"))
-    OmegaConf.set_struct(config, False)
-    config.algorithm.adv_estimator = name
-    for place, value in entered.items():
-        OmegaConf.update(config, place, value, merge=False, force_add=True)
+    config = config_with(name, entries)
     if not OmegaConf.is_dict(config.get("algorithm")):
         return
-    with mock.patch.dict(REGISTRY, dict.fromkeys(registered, his)):
-        known = {*REGISTRY, *ADDED_ESTIMATORS}
-        moved = name not in known and any(sorted(name) == sorted(ours) for ours in ADDED_ESTIMATORS)
-        of_ours = [*sections_in_use(config.algorithm), *filter(None, [select(config, "algorithm.verl_ext")])]
-        if computed_by_verl_ext(name) or moved or of_ours:
+    with mock.patch.dict(REGISTRY, dict.fromkeys(registered, sevens)):
+        uses_section = bool(list(sections_in_use(config.algorithm)) or select(config, "algorithm.verl_ext"))
+        if computed_by_verl_ext(name) or is_anagram_of_ours(name) or uses_section:
             return
         run = check_run(config)
         assert run is not None
