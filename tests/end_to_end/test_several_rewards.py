@@ -1,4 +1,4 @@
-"""Estimators of several rewards, and a rubric, through verl on both trainers: resumed to the same steps."""
+"""Estimators of several rewards, and a rubric, through verl on both trainers, are resumed with the same steps."""
 
 import shutil
 
@@ -17,30 +17,40 @@ CASES = {
 }
 
 
+@pytest.fixture
+def data_overrides(tiny, tmp_path):
+    """Return the overrides of a data set whose ground truths are 2 to 9 letters, and of its reward function."""
+    rows = pandas.read_parquet(tiny / "train.parquet")
+    ground_truths = ["abcdefghi"[: 2 + number % 8] for number in range(len(rows))]
+    rows["reward_model"] = [{"style": "rule", "ground_truth": letters} for letters in ground_truths]
+    rows.to_parquet(tmp_path / "train.parquet")
+    return (
+        f"data.train_files={tmp_path}/train.parquet",
+        f"reward.custom_reward_function.path={rubric_reward.__file__}",
+    )
+
+
 @pytest.mark.parametrize("trainer", ["trainer.use_v1=True", "trainer.use_v1=False"])
 @pytest.mark.parametrize("case", CASES)
-def test_it_goes_on_exactly(start, tiny, tmp_path, case, trainer):
-    name, *overrides = CASES[case]
-    rows = pandas.read_parquet(tiny / "train.parquet")
-    letters = ["abcdefghi"[: 2 + number % 8] for number in range(len(rows))]  # 2 to 9 criteria
-    rows["reward_model"] = [{"style": "rule", "ground_truth": wanted} for wanted in letters]
-    rows.to_parquet(tmp_path / "train.parquet")
-    files = (f"data.train_files={tmp_path}/train.parquet", f"reward.custom_reward_function.path={rubric_reward.__file__}")
+def test_a_resumed_run_trains_the_same_steps(start, data_overrides, case, trainer):
+    name, *rewards = CASES[case]
+    overrides = (*data_overrides, trainer, *rewards, "trainer.save_freq=1")
 
-    def run():
-        more = (*files, trainer, *overrides, "trainer.save_freq=1")
-        found = start("run", f"algorithm.adv_estimator={name}", *more, steps=3, configuration=f"[cpu,{name}]")
-        assert found.wait(TIMEOUT) == 0, found.tail()
-        return found
+    def train():
+        run = start("run", f"algorithm.adv_estimator={name}", *overrides, steps=3, configuration=f"[cpu,{name}]")
+        assert run.wait(TIMEOUT) == 0, run.tail()
+        return run
 
-    first = run()
-    whole = first.metrics
-    for step, path in steps_saved(first).items():
+    run = train()
+    metrics = run.metrics
+    # Remove the checkpoints after step 1.
+    for step, path in steps_saved(run).items():
         if step > 1:
             shutil.rmtree(path)
-    (first.folder / TRACKER).write_text("1")
-    again = run().metrics
-    assert_same_steps(again, whole, first=2)
-    assert all(values["actor/grad_norm"] > 0 for values in whole.values())
-    if case == "rubric":  # 8 of the prompts
-        assert all(2 < values["reward/rubric/criteria"] < 9 for values in whole.values())
+    (run.folder / TRACKER).write_text("1")
+    resumed = train()
+    assert_same_steps(resumed.metrics, metrics, first=2)
+    for values in metrics.values():
+        assert values["actor/grad_norm"] > 0
+        if case == "rubric":  # the mean over 8 prompts
+            assert 2 < values["reward/rubric/criteria"] < 9

@@ -1,8 +1,9 @@
-"""`RayPPOTrainer` reached in other ways than verl's, and several in one process: the estimators work, or raise."""
+"""`RayPPOTrainer` in other forms than verl's, and several in one process: the estimators work, or raise an error."""
 
 import copy
 import functools
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,34 +20,37 @@ from tests.integration.trainers.ray_runs import (
     DRGRPO_ON_ACC,
     KEYS,
     VERL_TRAINER,
+    OwnFit,
     WithMixin,
     WithoutWorkers,
-    OwnFit,
-    example_batch,
-    run_own_fit,
     advantages_per_row,
+    example_batch,
 )
 from verl_ext.errors import IntegrationError
 
+HADW_UPDATES = "hadw/updates"
+GDPO = ("algorithm.adv_estimator=gdpo", KEYS)
+GRPO = "algorithm.adv_estimator=grpo"
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]")
 
 
-class Bare(WithoutWorkers):
-    """Over verl's own class, as a module has it that imported it by name before the plugin was loaded."""
+class WithoutMixin(WithoutWorkers):
+    """A subclass of verl's own class, in a module that imported the class before the plugin was loaded."""
 
     fit = OwnFit.fit
-    advantages, logged = OwnFit.advantages, OwnFit.logged
+    advantages = OwnFit.advantages
+    logged = OwnFit.logged
 
 
 class OwnInit(OwnFit):
-    """Does not call `super`, as verl's experimental trainers."""
+    """A trainer whose `__init__` does not call `super`, as verl's experimental trainers."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
 
 
-class BareFunction(OwnFit):
-    """Holds verl's `compute_advantage` from before the plugin was loaded, or from a module where verl has moved it."""
+class UnwrappedFunction(OwnFit):
+    """A trainer that holds verl's `compute_advantage` from before the plugin was loaded, or from another module."""
 
     def advantages(self) -> Any:
         algorithm = self.config.algorithm
@@ -54,43 +58,52 @@ class BareFunction(OwnFit):
         return function(example_batch(), adv_estimator=algorithm.adv_estimator, config=algorithm)
 
 
-class OfRegistry(OwnFit):
-    """Calls the registry's function by itself."""
+class FunctionOfRegistry(OwnFit):
+    """A trainer that calls the function of verl's registry itself."""
 
     def advantages(self) -> Any:
         function = core_algos.get_adv_estimator_fn(self.config.algorithm.adv_estimator)
-        given = example_batch().batch
+        data = example_batch()
         return function(
-            token_level_rewards=given["token_level_rewards"],
-            response_mask=given["response_mask"],
-            index=example_batch().non_tensor_batch["uid"],
+            token_level_rewards=data.batch["token_level_rewards"],
+            response_mask=data.batch["response_mask"],
+            index=data.non_tensor_batch["uid"],
             config=self.config.algorithm,
         )
 
 
 class OtherEstimator(OwnFit):
-    """Asks for another estimator than its configuration."""
+    """A trainer that computes another estimator than its configuration names."""
 
     def advantages(self) -> Any:
         return ray_trainer.compute_advantage(example_batch(), adv_estimator="dgpo", config=self.config.algorithm)
 
 
-@pytest.mark.parametrize("cls", [Bare, OwnInit, BareFunction, OfRegistry, OtherEstimator])
-def test_an_estimator_that_our_part_does_not_call_raises(cls: type[Any]) -> None:
-    called = "dgpo" if cls is OtherEstimator else "hadw"
-    with pytest.raises(IntegrationError, match=facts(f"'{called}'", f"build('{called}', settings)")):
-        cls(compose(*HADW)).fit(steps=1)
+@pytest.mark.parametrize(
+    ("cls", "estimator"),
+    [
+        (WithoutMixin, "hadw"),
+        (OwnInit, "hadw"),
+        (UnwrappedFunction, "hadw"),
+        (FunctionOfRegistry, "hadw"),
+        (OtherEstimator, "dgpo"),
+    ],
+)
+def test_an_estimator_that_verl_ext_does_not_call_raises(cls: type[Any], estimator: str) -> None:
+    trainer = cls(compose(*HADW))
+    with pytest.raises(IntegrationError, match=facts(f"'{estimator}'", f"build('{estimator}', settings)")):
+        trainer.fit(steps=1)
 
 
-@pytest.mark.parametrize("cls", [Bare, OwnInit, BareFunction])
-def test_verl_s_own_estimators_go_on_there(cls: type[Any]) -> None:
-    [(data, metrics)] = cls(compose("algorithm.adv_estimator=grpo")).fit(steps=1)
+@pytest.mark.parametrize("cls", [WithoutMixin, OwnInit, UnwrappedFunction])
+def test_these_trainers_still_compute_verls_estimators(cls: type[Any]) -> None:
+    [(data, metrics)] = cls(compose(GRPO)).fit(steps=1)
     assert data.batch["advantages"].abs().max() > 0
     assert not [name for name in metrics if name.startswith("reward/")]
 
 
 class OwnAdvantages(OwnFit):
-    """From some step on it computes advantages in its own way."""
+    """A trainer that computes its own advantages while `own` is True."""
 
     own = True
 
@@ -101,41 +114,59 @@ class OwnAdvantages(OwnFit):
         data.batch["advantages"] = data.batch["returns"] = data.batch["token_level_rewards"]
         return data
 
+    def next_step(self, *, own: bool) -> None:
+        self.own = own
+        self.global_steps += 1
+        self.fit(steps=1)
 
-def test_a_trainer_that_does_not_call_the_estimator_is_refused_also_later() -> None:
+
+def test_a_trainer_that_does_not_call_the_estimator_is_refused_in_any_step() -> None:
     trainer = OwnAdvantages(compose(*DRGRPO))
-    for own in (True, False, True):
-        trainer.own = own
-        trainer.global_steps += 1
-        if own:
-            with pytest.raises(IntegrationError, match=facts("OwnAdvantages", "'drgrpo'", "not call")):
-                trainer.fit(steps=1)
-        else:
-            trainer.fit(steps=2)
-    OwnAdvantages(compose("algorithm.adv_estimator=grpo")).fit(steps=1)
+    message = facts("OwnAdvantages", "'drgrpo'", "not call")
+    with pytest.raises(IntegrationError, match=message):
+        trainer.next_step(own=True)
+    trainer.next_step(own=False)
+    trainer.fit(steps=1)
+    with pytest.raises(IntegrationError, match=message):
+        trainer.next_step(own=True)
+
+
+def test_a_trainer_of_verls_estimator_may_compute_its_own_advantages() -> None:
+    OwnAdvantages(compose(GRPO)).fit(steps=1)
 
 
 class OwnSave(OwnFit):
-    """Its checkpoints are its own: the state would not be in them."""
+    """A trainer with its own checkpoints, which would lack the state."""
 
     def _save_checkpoint(self) -> None: ...
 
 
-class Polite(OwnFit):
+class SubclassOfOwnSave(OwnSave):
+    pass
+
+
+class SaveWithSuper(OwnFit):
     def _save_checkpoint(self) -> None:
         super()._save_checkpoint()
 
 
-def test_a_subclass_whose_checkpoints_would_lack_the_state_is_refused_as_it_is_made() -> None:
-    for lost in (OwnSave, type("Below", (OwnSave,), {})):
-        with pytest.raises(IntegrationError, match=facts("OwnSave._save_checkpoint", "super()._save_checkpoint")):
-            lost(compose(*HADW))
-    for cls, overrides in ((Polite, HADW), (OwnSave, DRGRPO), (OwnSave, ("algorithm.adv_estimator=grpo",))):
-        cls(compose(*overrides))
+@pytest.mark.parametrize("cls", [OwnSave, SubclassOfOwnSave])
+def test_a_subclass_whose_checkpoints_would_lack_the_state_is_refused(cls: type[Any]) -> None:
+    with pytest.raises(IntegrationError, match=facts("OwnSave._save_checkpoint", "super()._save_checkpoint")):
+        cls(compose(*HADW))
 
 
-def undocumented(method: Any) -> Any:
-    """A decorator that does not say what it decorates."""
+@pytest.mark.parametrize(
+    ("cls", "overrides"),
+    [(SaveWithSuper, HADW), (OwnSave, DRGRPO), (OwnSave, (GRPO,))],
+    ids=["calls super", "estimator without state", "estimator of verl"],
+)
+def test_a_subclass_whose_checkpoints_lack_no_state_is_accepted(cls: type[Any], overrides: tuple[str, ...]) -> None:
+    cls(compose(*overrides))
+
+
+def decorated(method: Any) -> Any:
+    """Decorate a method without `functools.wraps`, so that nothing refers to the original."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return method(*args, **kwargs)
@@ -143,7 +174,12 @@ def undocumented(method: Any) -> Any:
     return call
 
 
-class Stored:
+def decorated_twice(method: Any) -> Any:
+    wrapped = functools.wraps(method)(decorated(method))
+    return decorated(wrapped)
+
+
+class DecoratorObject:
     """A decorator that is an object."""
 
     def __init__(self, method: Any) -> None:
@@ -161,76 +197,92 @@ def with_retries(trainer: Any, attempt: Any = None, tries: int = 1) -> None:
         attempt(trainer)
 
 
-# What a subclass makes of a method that calls `super`, or does not.
-MADE: dict[str, Any] = {
-    "decorated": undocumented,
-    "decorated twice": lambda method: undocumented(functools.wraps(method)(undocumented(method))),
-    "decorated by an object": Stored,
-    "an object that is decorated": lambda method: undocumented(Stored(method)),
-    "a partialmethod": lambda method: functools.partialmethod(method),
-    "a partialmethod of another function": lambda method: functools.partialmethod(with_retries, method, tries=1),
-    "a named argument of one": lambda method: functools.partialmethod(with_retries, attempt=method),
-    "a partial of an object": lambda method: Stored(functools.partial(method)),
-    "a method of an object": lambda method: Stored(Stored(method).__call__),
+# How a subclass may turn a method into `_save_checkpoint`.
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "decorated": decorated,
+    "decorated twice": decorated_twice,
+    "decorated by an object": DecoratorObject,
+    "an object that is decorated": lambda method: decorated(DecoratorObject(method)),
+    "a partialmethod": functools.partialmethod,
+    "an argument of a partialmethod": lambda method: functools.partialmethod(with_retries, method, tries=1),
+    "a keyword argument of a partialmethod": lambda method: functools.partialmethod(with_retries, attempt=method),
+    "a partial in an object": lambda method: DecoratorObject(functools.partial(method)),
+    "a bound method in an object": lambda method: DecoratorObject(DecoratorObject(method).__call__),
 }
 
 
-@pytest.mark.parametrize("made", MADE)
-def test_a_method_is_judged_by_the_functions_in_it(made: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Good(OwnFit):
-        def kept(self) -> None:
+@pytest.mark.parametrize("case", WRAPPERS)
+def test_a_wrapped_method_that_calls_super_is_accepted(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class CallsSuper(OwnFit):
+        def call_super(self) -> None:
             super()._save_checkpoint()
 
-        _save_checkpoint = MADE[made](kept)
+        _save_checkpoint = WRAPPERS[case](call_super)
 
-    class Bad(OwnFit):
-        def lost(self) -> None: ...
-
-        _save_checkpoint = MADE[made](lost)
-
-    trainer = Good(compose(*HADW, f"trainer.default_local_dir={tmp_path}"))
+    trainer = CallsSuper(compose(*HADW, f"trainer.default_local_dir={tmp_path}"))
     trainer.fit()
     trainer._save_checkpoint()
     assert (tmp_path / "global_step_0/verl_ext.json").exists()
-    with pytest.raises(IntegrationError, match=facts("Bad._save_checkpoint", "super()._save_checkpoint")):
-        Bad(compose(*HADW))
     assert "_save_checkpoint" not in caplog.text
 
 
-def test_a_call_in_a_function_of_the_method_counts() -> None:
-    class Later(OwnFit):
+@pytest.mark.parametrize("case", WRAPPERS)
+def test_a_wrapped_method_that_does_not_call_super_is_refused(case: str) -> None:
+    class DoesNothing(OwnFit):
+        def do_nothing(self) -> None: ...
+
+        _save_checkpoint = WRAPPERS[case](do_nothing)
+
+    message = facts("DoesNothing._save_checkpoint", "super()._save_checkpoint")
+    with pytest.raises(IntegrationError, match=message):
+        DoesNothing(compose(*HADW))
+
+
+def test_a_call_of_super_in_an_inner_function_counts() -> None:
+    class CallsSuperInside(OwnFit):
         def _save_checkpoint(self) -> None:
             def save() -> None:
-                super(Later, self)._save_checkpoint()
+                super(CallsSuperInside, self)._save_checkpoint()
 
             with_retries(self, lambda _: save())
 
-    Later(compose(*HADW))
+    CallsSuperInside(compose(*HADW))
 
 
-class Opaque:
-    """An object without a function of its own, as one that is compiled."""
+class CompiledFunction:
+    """An object without a Python function, as a compiled function."""
 
     __call__ = print
 
 
-def test_a_method_that_has_no_code_is_accepted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    empty = undocumented(None)
-    for opaque in (Opaque(), print, functools.partialmethod(print), property(empty)):
-        caplog.clear()
-        type("Compiled", (OwnFit,), {"_save_checkpoint": opaque})(compose(*HADW))
-        assert a_line_says(caplog.text, "WARNING", "Compiled._save_checkpoint", "super()._save_checkpoint")
-    caplog.clear()
-    type("Compiled", (OwnFit,), {"_save_checkpoint": Opaque()})(compose("algorithm.adv_estimator=grpo"))
+def class_with_save(method: Any) -> type[Any]:
+    """Return the class `Compiled` with a method `_save_checkpoint`."""
+    return type("Compiled", (OwnFit,), {"_save_checkpoint": method})
+
+
+@pytest.mark.parametrize(
+    "method",
+    [CompiledFunction(), print, functools.partialmethod(print), property(decorated(None))],
+    ids=["object", "builtin", "partialmethod", "property"],
+)
+def test_a_method_without_python_code_is_accepted_with_a_warning(method: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class_with_save(method)(compose(*HADW))
+    assert a_line_says(caplog.text, "WARNING", "Compiled._save_checkpoint", "super()._save_checkpoint")
+
+
+def test_a_method_without_python_code_is_not_warned_about_for_verls_estimators(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class_with_save(CompiledFunction())(compose(GRPO))
     assert "_save_checkpoint" not in caplog.text
 
 
-def test_another_plugin_may_wrap_our_methods_and_verls_functions(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_another_plugin_may_wrap_methods_of_verl_ext_and_verl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = []
 
-    def around(owner: Any, name: str) -> None:
+    def wrap(owner: Any, name: str) -> None:
         original = getattr(owner, name)
 
         @functools.wraps(original)
@@ -240,93 +292,115 @@ def test_another_plugin_may_wrap_our_methods_and_verls_functions(
 
         monkeypatch.setattr(owner, name, wrapper)
 
-    around(WithoutWorkers, "_save_checkpoint")  # before ours
-    around(WithMixin, "_save_checkpoint")  # after ours
-    around(ray_trainer, "compute_advantage")
+    wrap(WithoutWorkers, "_save_checkpoint")  # below verl_ext's method
+    wrap(WithMixin, "_save_checkpoint")  # above verl_ext's method
+    wrap(ray_trainer, "compute_advantage")
     trainer = OwnFit(compose(*HADW, f"trainer.default_local_dir={tmp_path}"))
     trainer.fit(steps=1)
     trainer._save_checkpoint()
     assert calls == ["compute_advantage", "_save_checkpoint", "_save_checkpoint"]
     assert (tmp_path / "global_step_0/verl_ext.json").exists()
-    assert advantages_per_row(OwnFit(compose(*DRGRPO)).fit(steps=1)[0][0]) == DRGRPO_ON_ACC
+    [(data, _)] = OwnFit(compose(*DRGRPO)).fit(steps=1)
+    assert advantages_per_row(data) == DRGRPO_ON_ACC
 
 
-GDPO = ("algorithm.adv_estimator=gdpo", KEYS)
-GRPO = ("algorithm.adv_estimator=grpo",)
+class CopiesSection(OwnFit):
+    """A trainer that passes a copy of its section `algorithm`."""
 
-
-class Copies(OwnFit):
-    """Passes a copy of its section."""
-
-    def section(self) -> Any:
+    def options(self) -> dict[str, Any]:
         return {"config": copy.deepcopy(self.config.algorithm)}
 
     def advantages(self, data: Any = None) -> Any:
-        given, name = example_batch() if data is None else data, self.config.algorithm.adv_estimator
-        return ray_trainer.compute_advantage(given, adv_estimator=name, **self.section())
+        if data is None:
+            data = example_batch()
+        name = self.config.algorithm.adv_estimator
+        return ray_trainer.compute_advantage(data, adv_estimator=name, **self.options())
 
 
-class Omits(Copies):
-    """Passes no configuration, as some recipes of verl."""
+class OmitsSection(CopiesSection):
+    """A trainer that passes no configuration, as some recipes of verl."""
 
-    def section(self) -> Any:
+    def options(self) -> dict[str, Any]:
         return {}
 
 
-class ByName(SeparateRayPPOTrainer):
-    """verl's trainer that has imported the functions by their names, without workers."""
+class ImportedByName(SeparateRayPPOTrainer):
+    """A trainer of verl whose module has imported the functions by their names, without workers."""
 
     def __init__(self, config: Any) -> None:
-        with mock.patch.object(
-            VERL_TRAINER, "__init__", lambda self, config, *_: WithoutWorkers.__init__(self, config)
-        ):
+        def init_without_workers(trainer: Any, config: Any, *_: Any) -> None:
+            WithoutWorkers.__init__(trainer, config)
+
+        with mock.patch.object(VERL_TRAINER, "__init__", init_without_workers):
             super().__init__(config, None, {}, None)
 
     def fit(self, steps: int = 1) -> list[Any]:
-        done = []
+        results = []
         for _ in range(steps):
             data = example_batch()
             self.reward_tensor = data.batch["token_level_scores"]
             computed = self._fit_compute_advantage(data)
-            done.append((computed, ray_trainer.compute_data_metrics(batch=computed, use_critic=False)))
-        return done
+            metrics = ray_trainer.compute_data_metrics(batch=computed, use_critic=False)
+            results.append((computed, metrics))
+        return results
 
 
-@pytest.mark.parametrize("cls", [OwnFit, Copies])
-def test_each_computes_with_its_own_settings_whichever_was_made_last(cls: type[Any]) -> None:
-    plain = ("+algorithm.gdpo.whiten=none",)
-    wanted = [advantages_per_row(run_own_fit(*GDPO, *more)[1][0][0]) for more in ((), plain)]
-    assert wanted[0] != wanted[1]
-    first, second = cls(compose(*GDPO)), cls(compose(*GDPO, *plain))
-    for trainer, advantages in ((first, wanted[0]), (second, wanted[1]), (first, wanted[0])):
-        assert advantages_per_row(trainer.fit()[0][0]) == advantages
+def fit_advantages(trainer: Any) -> list[float]:
+    """Train for one step. Return the advantage of each response."""
+    [(data, _)] = trainer.fit()
+    return advantages_per_row(data)
 
 
-@pytest.mark.parametrize("base", [OwnFit, Copies])
-def test_one_that_was_not_checked_is_not_taken_for_another_with_the_same_configuration(base: type[Any]) -> None:
-    """Its `__init__` calls no other."""
-    own_init = type("OwnInit", (base,), {"__init__": lambda self, config: setattr(self, "config", config)})
+def fit_updates(trainer: Any) -> float:
+    """Train for one step. Return the number of updates in the history of hadw."""
+    [(_, metrics)] = trainer.fit()
+    return metrics[HADW_UPDATES]
+
+
+@pytest.mark.parametrize("cls", [OwnFit, CopiesSection])
+def test_each_trainer_computes_with_its_own_settings(cls: type[Any]) -> None:
+    """It does not matter which trainer was made last."""
+    unwhitened = (*GDPO, "+algorithm.gdpo.whiten=none")
+    expected_of_first = fit_advantages(OwnFit(compose(*GDPO)))
+    expected_of_second = fit_advantages(OwnFit(compose(*unwhitened)))
+    assert expected_of_first != expected_of_second
+    first, second = cls(compose(*GDPO)), cls(compose(*unwhitened))
+    assert fit_advantages(first) == expected_of_first
+    assert fit_advantages(second) == expected_of_second
+    assert fit_advantages(first) == expected_of_first
+
+
+@pytest.mark.parametrize("base", [OwnFit, CopiesSection])
+def test_a_trainer_without_a_run_does_not_use_that_of_another(base: type[Any]) -> None:
+    """The two trainers have the same configuration. The `__init__` of one does not call `super`."""
+
+    class WithoutRun(base):
+        def __init__(self, config: Any) -> None:
+            self.config = config
+
     config = compose(*HADW)
-    checked, other = OwnFit(config), own_init(config)
+    with_run, without_run = OwnFit(config), WithoutRun(config)
     for _ in range(2):
         with pytest.raises(IntegrationError):
-            other.fit()
-        checked.fit()
-    assert checked._verl_ext.state["weight_by_history"]["updates"] == 2
+            without_run.fit()
+        with_run.fit()
+    assert with_run._verl_ext.state["weight_by_history"]["updates"] == 2
 
 
-def test_each_logs_the_metrics_of_its_own_batch() -> None:
-    trainers = [OwnFit(compose(*HADW)), OwnFit(compose(*GDPO)), OwnFit(compose(*GRPO))]
-    computed = [trainer.advantages() for trainer in trainers]
-    logged = [trainer.logged(data) for trainer, data in zip(trainers, computed, strict=True)]
-    assert [{"hadw/updates", "reward/format/mean"} & metrics.keys() for metrics in logged] == [
-        {"hadw/updates"},
-        {"reward/format/mean"},
-        set(),
-    ]
+def test_each_trainer_logs_the_metrics_of_its_own_batch() -> None:
+    hadw, gdpo, grpo = OwnFit(compose(*HADW)), OwnFit(compose(*GDPO)), OwnFit(compose(GRPO))
+    # All trainers compute before the first of them logs.
+    data_of_hadw, data_of_gdpo, data_of_grpo = hadw.advantages(), gdpo.advantages(), grpo.advantages()
+    metrics_of_hadw = hadw.logged(data_of_hadw)
+    metrics_of_gdpo = gdpo.logged(data_of_gdpo)
+    metrics_of_grpo = grpo.logged(data_of_grpo)
+    of_interest = {HADW_UPDATES, "reward/format/mean"}
+    assert of_interest & metrics_of_hadw.keys() == {HADW_UPDATES}
+    assert of_interest & metrics_of_gdpo.keys() == {"reward/format/mean"}
+    assert of_interest & metrics_of_grpo.keys() == set()
 
 
-def test_without_a_run_of_verl_ext_the_last_batch_is_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_verl_ext_the_last_batch_is_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     class OwnLoop(OwnFit):
         def fit(self) -> bool:
             data = self.advantages(example_batch())
@@ -336,49 +410,56 @@ def test_without_a_run_of_verl_ext_the_last_batch_is_not_kept_in_memory(monkeypa
             return last_batch() is not None  # while the frame of `fit` exists
 
     monkeypatch.setattr("verl_ext.trainers.ray_trainer.RUNS", weakref.WeakSet())
-    trainer = OwnLoop(compose("algorithm.adv_estimator=grpo"))
+    trainer = OwnLoop(compose(GRPO))
     assert not trainer.fit()
 
 
-def test_a_trainer_of_verl_that_imported_the_function_by_name_is_recognized_by_its_call() -> None:
-    trainers = [ByName(compose(*HADW)) for _ in range(2)]
-    updates = [trainer.fit()[0][1]["hadw/updates"] for trainer in (*trainers, trainers[0])]
-    assert updates == [1, 1, 2]
+def test_a_trainer_of_verl_that_imported_the_function_by_name_uses_its_own_run() -> None:
+    first, second = ImportedByName(compose(*HADW)), ImportedByName(compose(*HADW))
+    assert fit_updates(first) == 1
+    assert fit_updates(second) == 1
+    assert fit_updates(first) == 2
 
 
-def test_a_trainer_may_work_in_another_thread_than_it_was_made_in() -> None:
+def test_a_trainer_may_run_in_another_thread_than_it_was_made_in() -> None:
     trainer = OwnFit(compose(*HADW))
     with ThreadPoolExecutor(1) as pool:
         steps = pool.submit(trainer.fit, 2).result()
-    assert [metrics["hadw/updates"] for _, metrics in steps] == [1, 2]
+    assert [metrics[HADW_UPDATES] for _, metrics in steps] == [1, 2]
 
 
-class InAThread(OwnFit):
-    """Computes advantages in another thread, whose stack has no trainer."""
+class ComputesInThread(OwnFit):
+    """A trainer that computes advantages in another thread, whose stack contains no trainer."""
 
     def advantages(self) -> Any:
         algorithm = self.config.algorithm
-        given = {"adv_estimator": algorithm.adv_estimator, "config": algorithm}
+        options = {"adv_estimator": algorithm.adv_estimator, "config": algorithm}
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(ray_trainer.compute_advantage, example_batch(), **given).result()
+            return pool.submit(ray_trainer.compute_advantage, example_batch(), **options).result()
 
 
-def test_in_another_thread_the_run_is_the_one_whose_section_is_passed() -> None:
-    first, second = InAThread(compose(*HADW)), InAThread(compose(*DRGRPO))
-    for trainer in (first, second, first):
-        [(_, metrics)] = trainer.fit(steps=1)
-    assert metrics["hadw/updates"] == 2
-    assert advantages_per_row(second.fit(steps=1)[0][0]) == DRGRPO_ON_ACC
-    twin = InAThread(first.config)  # nothing says which of the two calls
+def test_in_another_thread_the_run_is_found_by_the_section_that_is_passed() -> None:
+    hadw, drgrpo = ComputesInThread(compose(*HADW)), ComputesInThread(compose(*DRGRPO))
+    assert fit_updates(hadw) == 1
+    assert fit_advantages(drgrpo) == DRGRPO_ON_ACC
+    assert fit_updates(hadw) == 2
+    assert fit_advantages(drgrpo) == DRGRPO_ON_ACC
+
+
+def test_in_another_thread_two_trainers_with_the_same_section_are_an_error() -> None:
+    first = ComputesInThread(compose(*HADW))
+    first.fit()
+    second = ComputesInThread(first.config)
     with pytest.raises(IntegrationError):
-        twin.fit(steps=1)
-    assert first._verl_ext.state["weight_by_history"]["updates"] == 2
+        second.fit()
+    assert first._verl_ext.state["weight_by_history"]["updates"] == 1
 
 
-@pytest.mark.parametrize("cls", [OwnFit, Copies, Omits])
-def test_two_that_share_a_configuration_have_histories_and_dumps_of_their_own(cls: type[Any], tmp_path: Any) -> None:
+@pytest.mark.parametrize("cls", [OwnFit, CopiesSection, OmitsSection])
+def test_trainers_that_share_a_configuration_have_their_own_histories_and_dumps(cls: type[Any], tmp_path: Any) -> None:
     config = compose(*HADW, f"+algorithm.verl_ext.dump_dir={tmp_path}")
     first, second = cls(config), cls(config)
-    updates = [trainer.fit()[0][1]["hadw/updates"] for trainer in (first, second, first)]
-    assert updates == [1, 1, 2]
+    assert fit_updates(first) == 1
+    assert fit_updates(second) == 1
+    assert fit_updates(first) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["from-0-0", "from-0-1"]

@@ -245,7 +245,7 @@ ACCURACIES: dict[str, tuple[dict[str, Any], list[str], float]] = {
     "the trainer's score": ({}, ["b"], 1.0),
     "the named key": ({"accuracy_key": "b"}, ["acc", "score", "b"], 0.5),
 }
-"""The section `rewards`, the names of `RETURNED` that the function returns, and the mean of the accuracy that counts."""
+"""The section `rewards`, the names of `RETURNED` that the function returns, and the mean of the accuracy."""
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
