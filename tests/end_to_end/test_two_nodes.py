@@ -75,10 +75,8 @@ def train(start, tmp_path):
     """Return a function that trains with two ranks, either on one node or on the nodes of a cluster."""
 
     def train(name, *overrides, steps, estimator, address=None):
-        if address is None:
-            ranks = ["trainer.n_gpus_per_node=2"]
-        else:
-            ranks = overrides_of_cluster(address, tmp_path / name)
+        two_ranks = ["trainer.n_gpus_per_node=2"]
+        ranks = two_ranks if address is None else overrides_of_cluster(address, tmp_path / name)
         environment = {**EXTERNAL, **runs.FINDS_TESTS}
         configuration = f"[cpu,{estimator}]"
         run = start(name, *overrides, *ranks, steps=steps, configuration=configuration, env=environment)
@@ -97,8 +95,8 @@ def assert_equal_metrics(found, expected):
     """Assert that each step has the same metrics, whose values are equal up to floating-point error.
 
     Rows come in the order in which they were generated, so float32 sums differ in their last digits: relative
-    differences of 2.7e-7 were seen. Metrics that compare the rollout's log-probabilities with the trainer's are rounding
-    errors themselves. The largest difference of such a metric was 4.8e-7, one unit in the last place of 4.6.
+    differences of 2.7e-7 were seen. Metrics that compare the rollout's log-probabilities with the trainer's are
+    rounding errors themselves. The largest difference of such a metric was 4.8e-7, one unit in the last place of 4.6.
     """
     assert found.keys() == expected.keys()
     for step in expected:
