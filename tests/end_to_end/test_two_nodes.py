@@ -28,7 +28,7 @@ RESOURCES = re.compile(r"perf/|timing|memory")
 
 @pytest.fixture
 def cluster():
-    """The address of a cluster of two nodes. After the test, none of its processes may be left."""
+    """Start a cluster of two nodes and return its address. After the test, none of its processes may be left."""
     mark = uuid.uuid4().hex
     folder = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / f"ve-{mark[:8]}"
     folder.mkdir()

@@ -174,30 +174,32 @@ class DumpOfVerl(NamedTuple):
         return [row[name] for row in self.rows]
 
 
+# Session a_1 has two outputs, and a row of padding follows.
+ROWS_OF_VERL = RowIndex.of_sessions(
+    ["a_0_0", "a_1_0", "a_1_1", "pad_0_0", "b_0_0"], np.array([False, False, False, True, False])
+)
+BATCH_OF_VERL = {
+    "response_mask": torch.tensor([[1, 1, 1], [1, 0, 0], [1, 0, 1], [0, 0, 0], [1, 1, 0]]),
+    # As with a critic, advantages differ between tokens. A 9 is outside of the mask.
+    "advantages": torch.tensor([[0.5, 1.0, 1.5], [2.0, 9.0, 9.0], [4.0, 9.0, 6.0], [9.0, 9.0, 9.0], [-3.0, -1.0, 9.0]]),
+    "token_level_scores": torch.tensor(
+        [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0], [0.0, 3.0, 0.0]]
+    ),
+}
+
+
 @pytest.fixture
 def dump_of_verl(tmp_path: Path) -> DumpOfVerl:
-    """Return the dump of a batch of gae. Session a_1 has two outputs, and a row of padding follows."""
-    keys = ["a_0_0", "a_1_0", "a_1_1", "pad_0_0", "b_0_0"]
-    is_padding = np.array([False, False, False, True, False])
-    batch = {
-        "response_mask": torch.tensor([[1, 1, 1], [1, 0, 0], [1, 0, 1], [0, 0, 0], [1, 1, 0]]),
-        # As with a critic, advantages differ between tokens. A 9 is outside of the mask.
-        "advantages": torch.tensor(
-            [[0.5, 1.0, 1.5], [2.0, 9.0, 9.0], [4.0, 9.0, 6.0], [9.0, 9.0, 9.0], [-3.0, -1.0, 9.0]]
-        ),
-        "token_level_scores": torch.tensor(
-            [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0], [0.0, 3.0, 0.0]]
-        ),
-    }
+    """Return the dump of `BATCH_OF_VERL`, whose advantages verl's gae has computed."""
     settings = Settings.parse({"rewards": {"keys": ["acc"]}, "verl_ext": {"dump_dir": str(tmp_path)}})
     table = Table(
         settings=settings.rewards,
-        rows=RowIndex.of_sessions(keys, is_padding),
+        rows=ROWS_OF_VERL,
         labels=["a", "a", "b"],
         fields={"acc": np.array([1.0, 0.0, 1.0])},
     )
     run = Run("gae", settings, None, trainer=SimpleNamespace(global_steps=3, local_trigger_step=0))
-    log_estimator_of_verl(run, table, lambda: batch)
+    log_estimator_of_verl(run, table, lambda: BATCH_OF_VERL)
     (path,) = tmp_path.rglob("*.parquet")
     return DumpOfVerl(run.metrics, parquet.read_table(path).to_pylist())
 
@@ -205,7 +207,7 @@ def dump_of_verl(tmp_path: Path) -> DumpOfVerl:
 def test_verls_advantages_are_dumped_per_trajectory(dump_of_verl: DumpOfVerl) -> None:
     assert dump_of_verl.column("uid") == ["a", "a", "b"]
     assert dump_of_verl.column("reward/acc") == [1.0, 0.0, 1.0]
-    assert dump_of_verl.column("tokens") == [3, 3, 2]  # the second session has 1 + 2 tokens
+    assert dump_of_verl.column("tokens") == [3, 1 + 2, 2]
     assert dump_of_verl.column("total") == [1.0, 2.0, 3.0]
     # The mean over the tokens of the last output of each session.
     mean_advantages = [(0.5 + 1.0 + 1.5) / 3, (4.0 + 6.0) / 2, (-3.0 - 1.0) / 2]

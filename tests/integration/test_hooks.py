@@ -70,7 +70,7 @@ def add_module(monkeypatch, name, check):
     return module
 
 
-def test_modules_of_the_same_package_that_hold_the_function_get_its_wrapper(monkeypatch):
+def test_modules_that_imported_the_function_get_its_wrapper(monkeypatch):
     def original(config):
         return config
 

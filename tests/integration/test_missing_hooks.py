@@ -161,7 +161,7 @@ runpy.run_module("verl.trainer.main_ppo", run_name="__main__", alter_sys=True)
 """
 
 
-def test_a_run_whose_trainer_module_is_missing_is_refused_before_ray_starts(tmp_path: Path) -> None:
+def test_a_missing_trainer_module_is_an_error_before_ray_starts(tmp_path: Path) -> None:
     module = "verl.trainer.ppo.v1.trainer_base"
     arguments = [
         "+verl_ext=gdpo",

@@ -40,13 +40,13 @@ def test_contributions_equal_plain_loops_and_sum_to_1(rollout, norm, with_kl):
     batch = rollout.batch(kl_reward=kl_terms if with_kl else None)
     settings = Settings.parse({"rewards": {"keys": ["a", "b"], "weights": WEIGHTS}, "norm_adv_by_std_in_grpo": norm})
     result = build("grpo", settings)(batch)
-    found = contribution_metrics(batch.keys, batch.groups, *result.summed, result.advantages, rest=with_kl)
+    contributions = contribution_metrics(batch.keys, batch.groups, *result.summed, result.advantages, rest=with_kl)
 
     values = expected_contributions(rollout, kl_terms, norm=norm)
     names = ["a", "b", "rest"] if with_kl else ["a", "b"]
     expected = {PREFIX + name: value for name, value in zip(names, values, strict=False)}
-    assert found == pytest.approx(expected, abs=1e-9)
-    assert sum(found.values()) == pytest.approx(1 if values else 0)
+    assert contributions == pytest.approx(expected, abs=1e-9)
+    assert sum(contributions.values()) == pytest.approx(1 if values else 0)
 
 
 def logged_contributions(name, components, **config):

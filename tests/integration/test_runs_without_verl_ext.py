@@ -171,9 +171,7 @@ def test_a_run_of_a_function_that_wraps_verls_is_without_verl_ext(kind: str, mon
 
 
 @each_kind_of_replacement
-def test_the_rule_on_groups_of_one_does_not_name_verl_for_a_replacement(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finding_does_not_name_verl_for_a_replaced_estimator(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose("algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=1")
     assert any("verl's rloo" in str(finding) for finding in judge(config).findings)
     monkeypatch.setitem(REGISTRY, "rloo", replacement_of(REGISTRY["rloo"], kind))
@@ -296,7 +294,7 @@ def test_a_run_without_verl_ext_is_not_refused(case: str) -> None:
     assert judge(config).errors == []
 
 
-def test_a_section_belongs_to_the_package_that_registers_an_estimator_of_its_name() -> None:
+def test_a_section_belongs_to_the_owner_of_its_estimator() -> None:
     config = compose("algorithm.adv_estimator=dara", "+algorithm.dara={variant: positive}")
     assert list(sections_in_use(config.algorithm)) == ["dara"]
     with mock.patch.dict(REGISTRY, {"dara": sevens}):

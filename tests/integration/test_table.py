@@ -115,7 +115,7 @@ def test_conditions_hold_for_the_estimator_but_not_for_metrics() -> None:
     assert for_metrics.rewards[:, 0].tolist() == [1.0] * 4
 
 
-def test_a_score_that_is_not_finite_is_nan_in_a_batch_for_metrics() -> None:
+def test_an_infinite_score_is_nan_in_a_batch_for_metrics() -> None:
     settings = Settings.parse({"rewards": {"keys": ["acc"]}}).rewards
     table = Table(settings=settings, rows=ROWS, labels=UIDS, results={}, score=np.array([np.inf, 1.0, 2.0, 3.0]))
     for_metrics = table.batch(None, for_estimator=False)

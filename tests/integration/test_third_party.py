@@ -111,7 +111,7 @@ print("PAGE", "algorithm.gdpo" in page, "algorithm.fading" in page)
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """The output of the program in a process that has the other package as pip would install it."""
+    """Return the output of the program in a process that has the other package as pip would install it."""
     site = tmp_path_factory.mktemp("site")
     metadata = site / "other_estimators-1.0.dist-info"
     metadata.mkdir()

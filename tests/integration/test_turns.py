@@ -35,7 +35,7 @@ def run_of(name: str, config: dict[str, Any]) -> Run:
     return Run(name, settings, build(name, settings))
 
 
-def advantages(
+def advantages_of(
     name: str,
     fields: dict[str, Any],
     *,
@@ -65,7 +65,7 @@ def texts(lists: list[list[float]]) -> list[str]:
 
 
 def test_each_turn_has_its_advantage_on_its_tokens():
-    found = advantages("drgrpo", {"tool": texts(TOOL), "right": RIGHT})
+    advantages = advantages_of("drgrpo", {"tool": texts(TOOL), "right": RIGHT})
     # The returns of the first turns of p are 1 + 0.5 * 0 + 0.5 * 1 = 1.5 and 1 + 0 = 1.
     advantage_of_p = (1.5 - 1) / 2
     # The returns of the first turns of q are 0 + 0.5 * 1 + 0.25 * 1 + 0.25 * 0 = 0.75 and 0 + 1 = 1.
@@ -76,7 +76,7 @@ def test_each_turn_has_its_advantage_on_its_tokens():
     expected[1, :3] = -advantage_of_p
     expected[2, 1] = advantage_of_q
     expected[3, 0] = -advantage_of_q
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-12)
 
 
 @EVERY
@@ -102,12 +102,12 @@ def test_the_turns_of_a_rejected_response(rejected, last_advantage, turns_per_re
     table = table_of(run, fields, UIDS, mask, returned=["tool", "right"])
     mask[2] = 0
     with computing(run, table):
-        found, _ = compute(
+        advantages, _ = compute(
             "drgrpo", token_level_rewards=torch.zeros(4, 7), response_mask=mask, index=object_array(UIDS)
         )
-    assert found[:2].any()
-    assert not found[2].any()
-    assert found[3, 0] == pytest.approx(last_advantage)
+    assert advantages[:2].any()
+    assert not advantages[2].any()
+    assert advantages[3, 0] == pytest.approx(last_advantage)
     assert run.metrics["advantage/rejected_responses"] == 1
     assert run.metrics["advantage/turns"] == turns_per_response
 
@@ -116,31 +116,31 @@ def advantages_and_missing_entries(lists: list[list[float]]) -> tuple[torch.Tens
     """Compute two batches in a run. Return the advantages and the number of missing entries of the second batch."""
     run = run_of("drgrpo", CONFIG)
     for _ in range(2):
-        found = advantages("drgrpo", {"tool": texts(lists), "right": RIGHT}, run=run)
+        advantages = advantages_of("drgrpo", {"tool": texts(lists), "right": RIGHT}, run=run)
     assert run.metrics["reward/tool/truncated_entries"] == 0
-    return found, run.metrics["reward/tool/missing_entries"]
+    return advantages, run.metrics["reward/tool/missing_entries"]
 
 
 def test_missing_entries_at_the_end_count_as_0(caplog):
-    found, missing = advantages_and_missing_entries([[1.0], [1.0], [0.0, 1.0], []])
+    advantages, missing = advantages_and_missing_entries([[1.0], [1.0], [0.0, 1.0], []])
     assert missing == 3
     assert caplog.records == []
     padded = [[1.0, 0.0], [1.0], [0.0, 1.0, 0.0], [0.0]]
-    assert torch.equal(found, advantages("drgrpo", {"tool": texts(padded), "right": RIGHT}))
+    assert torch.equal(advantages, advantages_of("drgrpo", {"tool": texts(padded), "right": RIGHT}))
 
 
-def test_a_batch_without_any_entry_counts_as_0_and_is_warned_about_once(caplog):
-    found, missing = advantages_and_missing_entries([[], [], [], []])
+def test_a_batch_without_entries_is_warned_about_once(caplog):
+    advantages, missing = advantages_and_missing_entries([[], [], [], []])
     assert missing == TURNS
     [record] = caplog.records
     assert says(record.getMessage(), "'tool'", "per_turn")
     zeros = [[0.0] * len(entries) for entries in TOOL]
-    assert torch.equal(found, advantages("drgrpo", {"tool": texts(zeros), "right": RIGHT}))
+    assert torch.equal(advantages, advantages_of("drgrpo", {"tool": texts(zeros), "right": RIGHT}))
 
 
 def test_missing_entries_are_counted_even_if_no_reward_is_logged():
     run = run_of("drgrpo", {"rewards": CONFIG["rewards"] | {"log": "none"}})
-    advantages("drgrpo", {"tool": texts([[1.0, 0.0], [1.0], [0.0], []]), "right": RIGHT}, run=run)
+    advantages_of("drgrpo", {"tool": texts([[1.0, 0.0], [1.0], [0.0], []]), "right": RIGHT}, run=run)
     assert run.metrics["reward/tool/missing_entries"] == 3
     assert "reward/tool/mean" not in run.metrics
 
@@ -148,9 +148,9 @@ def test_missing_entries_are_counted_even_if_no_reward_is_logged():
 def test_unscored_entries_are_left_out():
     assert math.isnan(json.loads(per_turn([math.nan]))[0])
     lists = [[1.0, math.nan], [1.0], [0.0, 1.0, 1.0], [0.0]]
-    found = advantages("gdpo", {"tool": texts(lists), "right": RIGHT})
-    assert torch.isfinite(found).all()
-    assert found.any()
+    advantages = advantages_of("gdpo", {"tool": texts(lists), "right": RIGHT})
+    assert torch.isfinite(advantages).all()
+    assert advantages.any()
 
 
 NOT_A_LIST = "per_turn([...])"
@@ -186,7 +186,7 @@ NOT_A_LIST = "per_turn([...])"
 def test_an_invalid_list_is_an_error_that_names_the_response(value, words):
     fields = {"tool": [value, *texts(TOOL)[1:]], "right": RIGHT}
     with pytest.raises(DataError) as error:
-        advantages("drgrpo", fields)
+        advantages_of("drgrpo", fields)
     for word in ("'tool'", "'p'", *words):
         assert word in str(error.value)
 
@@ -198,15 +198,15 @@ def test_per_turn_rejects_values_that_are_no_list_of_numbers(entries):
 
 
 @pytest.mark.parametrize("value", ["[1.0, 0.0]", [1.0, 0.0]], ids=["text", "list"])
-def test_a_list_for_a_reward_that_is_not_per_turn_is_an_error(value):
+def test_a_list_without_per_turn_is_an_error(value):
     fields = {"tool": [value, *texts(TOOL)[1:]], "right": RIGHT}
     with pytest.raises(DataError, match="per_turn"):
-        advantages("drgrpo", fields, config={"rewards": {"keys": ["tool", "right"]}})
+        advantages_of("drgrpo", fields, config={"rewards": {"keys": ["tool", "right"]}})
 
 
 def test_a_per_turn_reward_that_does_not_exist_is_an_error():
     with pytest.raises(ConfigurationError, match="per_turn"):
-        advantages("drgrpo", {"right": RIGHT})
+        advantages_of("drgrpo", {"right": RIGHT})
 
 
 # The first and the third response have the maximum length. The second and the fourth are shorter.
@@ -217,8 +217,8 @@ def test_surplus_entries_of_a_truncated_response_are_dropped_and_counted():
     run = run_of("drgrpo", CONFIG)
     tool = texts(TOOL)
     tool[0] = "[1.0, 0.0, 5.0, 5.0]"
-    found = advantages("drgrpo", {"tool": tool, "right": RIGHT}, attention=ATTENTION, run=run)
-    assert torch.equal(found, advantages("drgrpo", {"tool": texts(TOOL), "right": RIGHT}))
+    advantages = advantages_of("drgrpo", {"tool": tool, "right": RIGHT}, attention=ATTENTION, run=run)
+    assert torch.equal(advantages, advantages_of("drgrpo", {"tool": texts(TOOL), "right": RIGHT}))
     assert run.metrics["reward/tool/truncated_entries"] == 2
     assert run.metrics["reward/tool/missing_entries"] == 0
 
@@ -227,7 +227,7 @@ def test_surplus_entries_of_a_complete_response_are_an_error():
     tool = texts(TOOL)
     tool[1] = "[1.0, 0.0]"
     with pytest.raises(DataError, match="'p'"):
-        advantages("drgrpo", {"tool": tool, "right": RIGHT}, attention=ATTENTION)
+        advantages_of("drgrpo", {"tool": tool, "right": RIGHT}, attention=ATTENTION)
 
 
 def test_a_session_is_truncated_if_any_output_has_the_maximum_length(monkeypatch):

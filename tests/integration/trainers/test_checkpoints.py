@@ -121,7 +121,7 @@ def test_a_damaged_file_is_an_error_that_names_it(content: bytes, folder: Path) 
         checkpoint.load(run_of(folder.parent))
 
 
-def test_a_file_that_the_system_cannot_read_is_an_error_that_names_it(folder: Path) -> None:
+def test_an_unreadable_file_is_an_error_that_names_it(folder: Path) -> None:
     path = folder / checkpoint.FILE
     path.mkdir()
     with pytest.raises(CheckpointError, match=facts(path, "cannot be read", "delete the file")):
@@ -182,7 +182,7 @@ def test_resuming_with_other_weights_or_keys_is_warned_about(warnings_of_resume)
     assert not says(text, "algorithm.adv_estimator")
 
 
-def test_a_history_that_starts_in_the_middle_of_a_run_is_warned_about(warnings_of_resume) -> None:
+def test_a_history_that_starts_empty_is_warned_about(warnings_of_resume) -> None:
     empty_history, other_estimator = warnings_of_resume("hadw")
     assert says(empty_history, "starts empty")
     assert not says(other_estimator, "starts empty")
@@ -209,7 +209,7 @@ KILLED_AT = {
 
 
 @pytest.mark.parametrize("moment", KILLED_AT)
-def test_a_process_killed_while_it_saves_leaves_no_state_or_all_of_it(moment: str, tmp_path: Path) -> None:
+def test_a_killed_save_leaves_no_state_or_all_of_it(moment: str, tmp_path: Path) -> None:
     program = f"""
 import json, os, pathlib, signal
 from tests.integration.trainers.test_checkpoints import run_of

@@ -47,7 +47,7 @@ def test_a_resumed_run_continues_with_the_same_numbers(
     assert updates_of(resumed) == 4
 
 
-def test_a_run_resumes_from_a_path_that_is_not_the_latest_checkpoint(
+def test_a_run_resumes_from_an_earlier_checkpoint_by_its_path(
     pipeline: Pipeline, tmp_path: Path, uninterrupted: tuple[Result, Path]
 ) -> None:
     expected, folder_of_expected = uninterrupted

@@ -185,7 +185,7 @@ def test_the_responses_that_are_missing_are_those_of_one_update(
 ANY_REWARD = ("++algorithm.filter_groups.enable=True", "++algorithm.filter_groups.metric=any_reward")
 
 
-def test_a_group_with_varying_rewards_and_a_constant_score_is_trained_on(pipeline: Pipeline) -> None:
+def test_a_group_with_a_constant_score_and_varying_rewards_is_kept(pipeline: Pipeline) -> None:
     """Each step has one prompt. `conflict` is kept, `dead` is dropped, and `live` takes its place."""
     weights = "+algorithm.rewards.weights=[2,1]"
     result = pipeline.run("filtered", *GDPO, weights, *ANY_REWARD, "trainer.total_training_steps=2", prompts=1)
@@ -199,7 +199,7 @@ def test_a_group_with_varying_rewards_and_a_constant_score_is_trained_on(pipelin
     assert first_step["advantage/zero_fraction"] == 0
 
 
-def test_a_key_that_one_response_lacks_is_an_error_that_names_its_prompt(pipeline: Pipeline) -> None:
+def test_a_missing_key_is_an_error_that_names_the_prompt(pipeline: Pipeline) -> None:
     with pytest.raises(DataError, match=facts("reward 'acc'", "missing", "data_source='letters'", "prompt")):
         pipeline.run("other keys", *DRGRPO, ACC)
 
@@ -407,9 +407,7 @@ def test_another_plugin_may_wrap_the_method_before_and_after(
     assert result.metrics[1]["hadw/updates"] == 1.0
 
 
-def test_a_trainer_that_verl_did_not_choose_stops_before_its_first_update(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_that_verl_did_not_choose_is_an_error(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a trainer holds a function or class of verl from before the plugin was loaded."""
     monkeypatch.setattr(v1, "get_trainer_cls", lambda name: trainer_base().TRAINER_REGISTRY[name])
     with pytest.raises(IntegrationError, match=facts("'drgrpo'", "build('drgrpo'")):

@@ -350,9 +350,7 @@ def test_a_state_that_json_cannot_represent_damages_no_checkpoint(kind: str, tmp
 
 @pytest.mark.parametrize("case", RUNS)
 @pytest.mark.parametrize("written", [0, 1])
-def test_a_save_that_fails_in_the_model_raises_verls_error_and_is_refused(
-    written: int, case: str, kind: str, tmp_path: Path
-) -> None:
+def test_a_save_that_fails_in_the_model_is_refused(written: int, case: str, kind: str, tmp_path: Path) -> None:
     runs = RUNS[case]
     save_first(kind, tmp_path, *runs.first, updates=runs.first_updates)
     workers = Workers("second", FULL, written)

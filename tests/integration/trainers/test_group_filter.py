@@ -34,7 +34,7 @@ CANCELING = [(1, 0), (0, 1)]
 CONSTANT = [(1, 1), (1, 1)]
 
 
-def test_with_an_estimator_of_verl_a_group_with_a_varying_reward_is_kept():
+def test_estimators_of_verl_keep_groups_with_a_varying_reward():
     assert dropped_groups("grpo", {"a": CANCELING}) == set()
 
 
@@ -100,7 +100,7 @@ class CenterOfBatch(Center):
     ],
     ids=lambda steps: ", ".join(step.name for step in steps),
 )
-def test_after_a_step_that_may_read_the_whole_batch_a_varying_group_is_kept(steps):
+def test_a_varying_group_is_kept_after_a_step_that_reads_the_batch(steps):
     """A custom step may read the whole batch."""
     groups = {"a": CANCELING, "b": CONSTANT}
     assert dropped_groups("compose", groups, chain=Chain(steps)) == {"b"}
@@ -243,7 +243,7 @@ class Queue:
 
 @pytest.fixture
 def read_keys():
-    """The keys whose scores the filter has read, from a queue with `REWARDS`."""
+    """Install a queue with `REWARDS`. Return the keys whose scores the filter has read."""
     rewards_queue = Queue(REWARDS)
     with rewards_queue.installed():
         yield rewards_queue.keys_of_read_scores
@@ -449,7 +449,7 @@ def test_rewards_that_are_lists_are_not_counted(kind, value):
     assert not any("list" in name for name in run.metrics)
 
 
-def test_the_count_of_a_reward_is_about_its_values_before_the_conditions():
+def test_the_count_of_a_reward_ignores_its_condition():
     """In group a, `format` varies only before its condition. In group b, it does not vary. Names are escaped."""
     rewards = [[0, 0], [0, 1], [1, 1], [0, 1]]
     conditions = {"format": Condition("minimal", 1.0)}

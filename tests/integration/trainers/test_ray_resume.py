@@ -101,9 +101,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("overrides", [("~algorithm.rewards",), ()], ids=["without verl_ext", "named rewards"])
-def test_a_run_of_verls_grpo_removes_only_the_state_from_an_older_checkpoint(
-    tmp_path: Path, overrides: tuple[str, ...]
-) -> None:
+def test_verls_grpo_removes_only_the_state_from_an_older_checkpoint(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     """The state is removed before verl writes `data.pt`. Until then, the older `data.pt` stays."""
     folder = tmp_path / "global_step_5"
     save(tmp_path, 5, updates=5)
@@ -147,7 +145,7 @@ def train(folder: Path, *, batches: int) -> CountsBeforeItsLastSave:
     return trainer
 
 
-def test_a_trainer_that_counts_its_step_before_its_last_save_is_resumed(tmp_path: Path) -> None:
+def test_a_trainer_that_counts_before_its_last_save_is_resumed(tmp_path: Path) -> None:
     """It may also start again without a batch left. Its history is that of an uninterrupted run."""
     train(tmp_path / "uninterrupted", batches=4)
     expected = saved_state(tmp_path / "uninterrupted", 5)["state"]

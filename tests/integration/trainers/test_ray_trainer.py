@@ -79,7 +79,7 @@ def test_a_configuration_without_verl_ext_may_have_unresolvable_interpolations()
     assert starts.wrap_checked(lambda given: given, config) is config
 
 
-def test_a_run_of_verls_grpo_without_verl_ext_logs_no_metrics_of_verl_ext() -> None:
+def test_a_run_without_verl_ext_logs_no_metrics_of_verl_ext() -> None:
     algorithm = OmegaConf.create({"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": True})
     [(data, metrics)] = OwnFit(SimpleNamespace(algorithm=algorithm)).fit(steps=1)
     assert data.batch["advantages"].abs().max() > 0
@@ -150,7 +150,7 @@ def test_each_dictionary_of_a_step_gets_the_metrics_of_its_batch(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["gdpo", "grpo"])
-def test_a_second_batch_of_a_step_has_the_metrics_of_its_own_rewards(name: str) -> None:
+def test_a_second_batch_of_a_step_has_its_own_metrics(name: str) -> None:
     trainer = OwnFit(compose(f"algorithm.adv_estimator={name}", KEYS))
     trainer.fit()
     data = example_batch()
@@ -171,7 +171,7 @@ def test_a_step_that_does_not_call_the_estimator_is_refused(step: int) -> None:
 
 @pytest.fixture
 def trainer_with_many_fields() -> OwnFit:
-    """A trainer that logs all rewards, after a batch whose reward function returned many fields."""
+    """Return a trainer that logs all rewards, after a batch whose reward function returned many fields."""
     trainer = OwnFit(compose(GRPO, "+algorithm.rewards.log=all"))
     data = example_batch()
     data.non_tensor_batch |= {
@@ -252,7 +252,7 @@ def test_the_rest_has_a_contribution_only_with_a_kl_term(with_kl: bool) -> None:
     assert ("rest" in contributions) == with_kl
 
 
-def test_a_dump_dir_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path) -> None:
+def test_an_invalid_dump_dir_is_an_error_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         OwnFit(compose(*GDPO, f"+algorithm.verl_ext.dump_dir={tmp_path}/file/dump"))
@@ -283,7 +283,7 @@ def test_rows_that_verl_resamples_are_not_dumped(tmp_path: Path, rows: list[int]
 TOKEN_SCORES = "+algorithm.rewards.token_scores=True"
 
 
-def test_token_scores_are_on_the_last_token_of_the_response_even_if_it_is_masked() -> None:
+def test_token_scores_are_on_the_last_response_token_even_if_masked() -> None:
     """verl's own scores are there, too. The last tokens may be a tool's."""
     data = example_batch()
     data.batch["response_mask"][0, 2:] = 0  # a tool wrote the last 2 of 4 tokens
@@ -327,7 +327,7 @@ def test_token_scores_change_no_advantage() -> None:
     torch.testing.assert_close(with_token_scores.batch["advantages"], without.batch["advantages"], atol=0, rtol=0)
 
 
-def test_a_batch_without_uids_is_rejected_if_verl_ext_computes_the_advantages() -> None:
+def test_a_batch_without_uids_is_rejected_by_verl_exts_estimators() -> None:
     data = example_batch()
     del data.non_tensor_batch["uid"]
     with pytest.raises(IntegrationError, match=facts("'gdpo'", "uid")):
@@ -423,7 +423,7 @@ The value of a rubric is its weighted sum, divided by the sum of the absolute we
 
 @pytest.fixture
 def metrics_of_rubrics(tmp_path: Path) -> dict[str, Any]:
-    """The metrics of a run with a rubric and a dump of two steps."""
+    """Train two steps with a rubric and a dump. Return the metrics of the second step."""
     rewards = "+algorithm.rewards={keys:[right,rubric],weights:[1,2],rubrics:[rubric],accuracy_key:right}"
     trainer = TrainsOn(
         compose("algorithm.adv_estimator=gdpo", rewards, f"+algorithm.verl_ext.dump_dir={tmp_path}/dump")

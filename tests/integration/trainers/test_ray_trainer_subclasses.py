@@ -120,7 +120,7 @@ class OwnAdvantages(OwnFit):
         self.fit(steps=1)
 
 
-def test_a_trainer_that_does_not_call_the_estimator_is_refused_in_any_step() -> None:
+def test_not_calling_the_estimator_is_an_error_in_any_step() -> None:
     trainer = OwnAdvantages(compose(*DRGRPO))
     message = facts("OwnAdvantages", "'drgrpo'", "not call")
     with pytest.raises(IntegrationError, match=message):
@@ -272,7 +272,7 @@ def test_a_method_without_python_code_is_accepted_with_a_warning(method: Any, ca
     assert a_line_says(caplog.text, "WARNING", "Compiled._save_checkpoint", "super()._save_checkpoint")
 
 
-def test_a_method_without_python_code_is_not_warned_about_for_verls_estimators(
+def test_verls_estimators_need_no_warning_about_such_a_method(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class_with_save(CompiledFunction())(compose(GRPO))
@@ -414,7 +414,7 @@ def test_without_verl_ext_the_last_batch_is_not_kept_in_memory(monkeypatch: pyte
     assert not trainer.fit()
 
 
-def test_a_trainer_of_verl_that_imported_the_function_by_name_uses_its_own_run() -> None:
+def test_a_trainer_that_imported_the_function_by_name_uses_its_run() -> None:
     first, second = ImportedByName(compose(*HADW)), ImportedByName(compose(*HADW))
     assert fit_updates(first) == 1
     assert fit_updates(second) == 1
@@ -438,7 +438,7 @@ class ComputesInThread(OwnFit):
             return pool.submit(ray_trainer.compute_advantage, example_batch(), **options).result()
 
 
-def test_in_another_thread_the_run_is_found_by_the_section_that_is_passed() -> None:
+def test_another_thread_finds_the_run_by_the_passed_section() -> None:
     hadw, drgrpo = ComputesInThread(compose(*HADW)), ComputesInThread(compose(*DRGRPO))
     assert fit_updates(hadw) == 1
     assert fit_advantages(drgrpo) == DRGRPO_ON_ACC
@@ -446,7 +446,7 @@ def test_in_another_thread_the_run_is_found_by_the_section_that_is_passed() -> N
     assert fit_advantages(drgrpo) == DRGRPO_ON_ACC
 
 
-def test_in_another_thread_two_trainers_with_the_same_section_are_an_error() -> None:
+def test_another_thread_cannot_distinguish_trainers_with_one_section() -> None:
     first = ComputesInThread(compose(*HADW))
     first.fit()
     second = ComputesInThread(first.config)
