@@ -10,7 +10,7 @@ from verl_ext import Step, StepResult, bounded
 
 @dataclass(frozen=True)
 class Clip(Step):
-    """Clip values to [-limit, limit]."""
+    """`x` between -limit and limit."""
 
     name: ClassVar[str] = "clip"
     limit: float = bounded(1.0, above=0.0)

@@ -1,7 +1,9 @@
 """Run verl's V1 trainer in this process, on a real Ray cluster, without a model.
 
 These parts are real: Ray, TransferQueue, the reward workers, the agent-loop workers, the replay buffer, padding and
-load balance. The trainer's `fit` is real, too, with its advantages, metrics, loggers and checkpoints. These parts are scripted: the responses (`scripted_responses.Client`), the log-probabilities, and the update of the
+load balance. The trainer's `fit` is real, too, with its advantages, metrics, loggers and checkpoints.
+
+These parts are scripted: the responses (`scripted_responses.Client`), the log-probabilities, and the update of the
 actor, which records its batch.
 """
 
