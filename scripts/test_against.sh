@@ -47,7 +47,7 @@ export PYTHONPATH=$folder${PYTHONPATH:+:$PYTHONPATH}
 # test_checkpoints does not use a trainer.
 TESTS=(
   tests/integration/trainers --ignore tests/integration/trainers/test_checkpoints.py
-  tests/integration/test_{needed_hooks,strangers}.py
+  tests/integration/test_{missing_hooks,runs_without_verl_ext}.py
   tests/update/test_{rule,gradients,split,marks}.py
   tests/checks/test_{driver,doctor,loss_normalizers,losses}.py
   tests/cpu/test_plugin.py tests/estimators/test_against_verl.py

@@ -60,13 +60,13 @@ BATCH_STD_AFTER_THE_SUM = "+algorithm.compose.steps=[weighted_sum,divide_by_batc
 ROLLOUT_REJECTION = "+algorithm.rollout_correction.rollout_rs=token_k1"
 ADVANTAGE_HOOKS = "+trainer.pre_advantage_hooks={mine:{hook_class:my_package.Mine}}"
 KL_IN_REWARD = "algorithm.use_kl_in_reward=True"
-CUSTOM_SUM = "+algorithm.compose.steps=['tests.integration.own_steps:Lowest',center]"
+CUSTOM_SUM = "+algorithm.compose.steps=['tests.integration.custom_steps:Lowest',center]"
 PER_TURN_ACC = "+algorithm.rewards.per_turn=[acc]"
 CONDITIONS = "+algorithm.rewards.conditions={format:{reward:acc,at_least:1}}"
 MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 GPUS = "trainer.n_gpus_per_node"
 ONE_RESPONSE = "actor_rollout_ref.rollout.n=1"
-OWN_STEPS = "tests.integration.own_steps"
+OWN_STEPS = "tests.integration.custom_steps"
 SHORT_MICRO_BATCH = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=1000")
 WARMUP = f"{ACTOR}.optim.lr_warmup_steps=10"
 VAL_ONLY = "trainer.val_only=True"
@@ -204,7 +204,7 @@ ERRORS: list[Case] = [
         (f"one by {step}", (COMPOSE, f"+algorithm.compose.steps=[weighted_sum,{step}]", ONE_RESPONSE), ("rollout.n=1",))
         for step in ("divide_by_mean", f"{OWN_STEPS}:Middle")
     ),
-    ("step", (COMPOSE, f"+algorithm.compose.steps=[weighted_sum,{OWN_STEPS}:Broken]"), ("KeyError", "own_steps.py")),
+    ("step", (COMPOSE, f"+algorithm.compose.steps=[weighted_sum,{OWN_STEPS}:Broken]"), ("KeyError", "custom_steps.py")),
     ("filter elsewhere", (*GDPO_WITH_KEYS, FILTER, ANY_REWARD, "trainer.use_v1=False"), ("trainer.use_v1",)),
     ("filter without bounds", (GRPO, FILTER, ACCURACY_BETWEEN), ("accuracy_between",)),
     ("filter without an accuracy", (GRPO, FILTER, ACCURACY_BETWEEN, ACCURACY_BOUNDS), ("rewards.accuracy_key",)),

@@ -10,7 +10,7 @@ from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError
 from verl_ext.registry import ADDED_ESTIMATORS, ESTIMATORS
 
-CUSTOM_STEPS = "tests.integration.own_steps"
+CUSTOM_STEPS = "tests.integration.custom_steps"
 KEYS = "+algorithm.rewards.keys=[acc,format]"
 COMPLETE = ("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.use_dynamic_bsz=True")
 
@@ -96,7 +96,9 @@ REJECTED = {
     "whiten,weighted_sum,center": ("'whiten'", "found 2", "Put weighted_sum before whiten"),
     "center,weight_by_history,weighted_sum": ("'weight_by_history'", "Put weighted_sum before weight_by_history"),
     "weighted_sum,center,divide_by_mean": ("divide_by_mean", "at least 0", "center afterwards"),
-    f"weighted_sum,center,'{CUSTOM_STEPS}:Broken'": ("KeyError", "own_steps.py", "Remove the step", "correct its code"),
+    f"weighted_sum,center,'{CUSTOM_STEPS}:Broken'": (
+        *("KeyError", "custom_steps.py", "Remove the step", "correct its code"),
+    ),
     f"weighted_sum,center,'{CUSTOM_STEPS}:Infinite'": ("not finite", "Return only finite numbers"),
     f"weighted_sum,center,'{CUSTOM_STEPS}:Pair'": ("'pair'", "[1, 2]", "Return a state"),
 }
@@ -158,7 +160,7 @@ def test_custom_step_for_exactly_two_rewards_is_accepted_with_two_keys():
     assert findings_for(steps) == ()
     (finding,) = findings_for(steps, keys="+algorithm.rewards.keys=[acc,format,length]")
     assert finding.severity == "error"
-    assert says(finding, "ValueError", "own_steps.py")
+    assert says(finding, "ValueError", "custom_steps.py")
 
 
 WEIGHTS = "+algorithm.rewards.weights=[1,2]"

@@ -1,4 +1,4 @@
-"""An agent loop of several turns and several outputs, for runs of the real pipeline with a model that answers."""
+"""An agent loop of several turns and several outputs, for runs of the real pipeline with a model."""
 
 from typing import Any
 from uuid import uuid4
@@ -7,31 +7,34 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 ATTEMPTS = 3
 TURN = 8
-"""Tokens of one turn at most."""
+"""The maximum number of tokens of a turn."""
 REMARK = " go on: "
 
 
 class Attempts(AgentLoopBase):
-    """Up to three attempts, each an output of its own, as where an agent throws its context away and begins again.
+    """Up to three attempts, each an output of its own, as if the agent discarded its context between attempts.
 
-    An answer that begins with a small letter is an attempt that stands. The last output has two turns, with a remark
-    of the environment between them that is not trained on.
+    The attempts end with a response that begins with a lowercase letter. The last output has two turns. Between the
+    turns is a remark of the environment, which is not trained on.
     """
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
-        asked = list(kwargs["raw_prompt"])
+        question = list(kwargs["raw_prompt"])
         outputs = []
         for attempt in range(ATTEMPTS):
-            again = [{"role": "user", "content": f"attempt {attempt}"}] if attempt else []
-            prompt = self.tokenizer.apply_chat_template([*asked, *again], add_generation_prompt=True, return_dict=False)
-            answer = await self._ask(prompt, sampling_params)
-            stands = self.tokenizer.decode(answer.token_ids, skip_special_tokens=True)[:1].islower()
-            if stands or attempt == ATTEMPTS - 1:
+            messages = list(question)
+            if attempt > 0:
+                messages.append({"role": "user", "content": f"attempt {attempt}"})
+            prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            response = await self._ask(prompt, sampling_params)
+            text = self.tokenizer.decode(response.token_ids, skip_special_tokens=True)
+            if text[:1].islower() or attempt == ATTEMPTS - 1:
                 break
-            outputs.append(self._output(prompt, [(answer, 1)]))
+            outputs.append(self._output(prompt, [(response, 1)]))
         remark = self.tokenizer.encode(REMARK)
-        more = await self._ask([*prompt, *answer.token_ids, *remark], sampling_params)
-        return [*outputs, self._output(prompt, [(answer, 1), (remark, 0), (more, 1)])]
+        second_turn = await self._ask([*prompt, *response.token_ids, *remark], sampling_params)
+        outputs.append(self._output(prompt, [(response, 1), (remark, 0), (second_turn, 1)]))
+        return outputs
 
     async def _ask(self, prompt: list[int], sampling_params: dict[str, Any]) -> Any:
         return await self.server_manager.generate(
@@ -39,14 +42,15 @@ class Attempts(AgentLoopBase):
         )
 
     def _output(self, prompt: list[int], turns: list[tuple[Any, int]]) -> AgentLoopOutput:
+        """Return the output of turns, each a response and 1, or tokens of the environment and 0."""
         tokens: list[int] = []
         mask: list[int] = []
         log_probs: list[float] = []
-        for turn, counts in turns:
-            ids = turn.token_ids if counts else turn
+        for turn, is_trained in turns:
+            ids = turn.token_ids if is_trained else turn
             tokens += ids
-            mask += [counts] * len(ids)
-            log_probs += turn.log_probs if counts else [0.0] * len(ids)
+            mask += [is_trained] * len(ids)
+            log_probs += turn.log_probs if is_trained else [0.0] * len(ids)
         return AgentLoopOutput(
             prompt_ids=prompt,
             response_ids=tokens,

@@ -3,11 +3,11 @@ import pytest
 from tests.end_to_end import run as runs
 
 
-@pytest.hookimpl(trylast=True)  # after the tests that the markers leave out
+@pytest.hookimpl(trylast=True)  # after the tests have been selected by their markers
 def pytest_collection_modifyitems(items):
-    """The longest first of all tests of the session, so that processes which share them end together.
+    """Put the longest tests first, so that processes which share the tests end together.
 
-    pytest-xdist gives each process two tests at the start, so the shortest comes second.
+    pytest-xdist gives each process two tests at the start, so the shortest test comes second.
     """
 
     def runs_of(item):
@@ -16,23 +16,25 @@ def pytest_collection_modifyitems(items):
 
     items.sort(key=runs_of, reverse=True)
     if len(items) > 2:
-        items.insert(1, items.pop())
+        shortest = items.pop()
+        items.insert(1, shortest)
 
 
 @pytest.fixture
 def start(tiny, tmp_path):
-    """Starts runs, and fails the test where one leaves processes behind."""
+    """Return a function that starts a run. After the test, no process of the runs may be left."""
     started = []
 
-    def begin(name, *overrides, **settings):
-        started.append(runs.start(tmp_path / name, tiny, *overrides, **settings))
-        return started[-1]
+    def start_run(name, *overrides, **settings):
+        run = runs.start(tmp_path / name, tiny, *overrides, **settings)
+        started.append(run)
+        return run
 
-    yield begin
-    left = []
+    yield start_run
+    remaining_processes = []
     for run in started:
         if run.process.poll() is None:
             run.kill()
-        left += runs.end_all(run.mark)
+        remaining_processes += runs.end_all(run.mark)
         run.clear()
-    assert left == []
+    assert remaining_processes == []

@@ -1,7 +1,7 @@
-"""One run of verl's own entry point in its own processes: its metrics, and what it leaves behind.
+"""One run of verl's own entry point in its own processes, with its metrics and its remaining processes.
 
-Every process of a run inherits a mark in its environment, Ray's included, and is found by it; no other Ray cluster of
-the machine is touched.
+Every process of a run, Ray's included, inherits a mark in its environment and is found by the mark. So no other Ray
+cluster of the machine is affected.
 """
 
 import json
@@ -23,8 +23,9 @@ from tests.fresh import as_from_a_terminal
 
 MARK = "VERL_EXT_TEST_RUN"
 ROOT = str(Path(__file__).parents[2])
-FINDS_TESTS = {"PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))}
-"""For a run whose processes import a module of the tests."""
+PYTHON_PATH = os.environ.get("PYTHONPATH")
+FINDS_TESTS = {"PYTHONPATH": f"{ROOT}{os.pathsep}{PYTHON_PATH}" if PYTHON_PATH else ROOT}
+"""The environment of a run whose processes import a module of the tests."""
 OWN_METRICS = {
     "gdpo": ("gdpo/whiten_std",),
     "dgpo": ("dgpo/balance_z", "dgpo/zero_variance_fraction", "dgpo/valid_groups"),
@@ -32,59 +33,65 @@ OWN_METRICS = {
 }
 
 
+def has_mark(process: Path, mark: str) -> bool:
+    """Return whether a folder of /proc is that of a running process whose environment has the mark."""
+    try:
+        is_zombie = "\nState:\tZ" in (process / "status").read_text()
+        environment = (process / "environ").read_bytes().split(b"\0")
+    except OSError:  # the process has ended
+        return False
+    return not is_zombie and f"{MARK}={mark}".encode() in environment
+
+
 def processes_of(mark: str) -> list[int]:
-    """The processes whose environment carries the mark."""
-    found = []
-    wanted = f"{MARK}={mark}".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                alive = "\nState:\tZ" not in (entry / "status").read_text()
-                if alive and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:  # gone meanwhile
-                continue
-    return found
+    """Return the processes whose environment has the mark."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if pid != os.getpid() and has_mark(Path(f"/proc/{pid}"), mark)]
 
 
 def end_all(mark: str, patience: float = 60.0) -> list[str]:
-    """Command lines of the processes with the mark that are still there after a while; they are killed.
+    """Kill the processes with the mark that are left after a while. Return their command lines.
 
-    Ray's workers notice on their own that their node has ended. On a busy machine that can take more than 15 seconds.
+    Ray's workers notice on their own that their node has ended. On a busy machine, that can take more than 15 seconds.
     """
     deadline = time.monotonic() + patience
-    while (pids := processes_of(mark)) and time.monotonic() < deadline:
+    pids = processes_of(mark)
+    while pids and time.monotonic() < deadline:
         time.sleep(0.2)
-    left = []
+        pids = processes_of(mark)
+    command_lines = []
     for pid in pids:
-        with suppress(OSError):  # gone meanwhile
-            left.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
+        with suppress(OSError):  # the process has ended
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            command_lines.append(b" ".join(words).decode())
             os.kill(pid, signal.SIGKILL)
-    return left
+    return command_lines
 
 
 def metrics_of(path: Path) -> dict[int, dict[str, float]]:
-    """Step to metrics, from verl's file logger; a step logged twice keeps its last values."""
+    """Return the metrics of each step from verl's file logger. A step that was logged twice has its last values."""
     steps: dict[int, dict[str, float]] = {}
-    if path.exists():
-        with path.open() as lines:
-            for record in map(json.loads, lines):
-                steps.setdefault(record["step"], {}).update(record["data"])
+    if not path.exists():
+        return steps
+    with path.open() as lines:
+        for line in lines:
+            record = json.loads(line)
+            steps.setdefault(record["step"], {}).update(record["data"])
     return steps
 
 
 def check_estimator(name: str, metrics: Mapping[int, Mapping[str, float]], steps: Iterable[int]) -> None:
-    """The estimator trained in each of the steps, and logged what is its own."""
+    """Assert that each of the steps has a gradient and the metrics of the estimator."""
+    names = ("advantage/mean", "advantage/std", "advantage/zero_fraction", *OWN_METRICS[name])
     for step in steps:
-        found = metrics[step]
-        assert found["actor/grad_norm"] > 0, step
-        for metric in ("advantage/mean", "advantage/std", "advantage/zero_fraction", *OWN_METRICS[name]):
-            assert math.isfinite(found[metric]), (step, metric)
+        assert metrics[step]["actor/grad_norm"] > 0, step
+        for metric in names:
+            assert math.isfinite(metrics[step][metric]), (step, metric)
 
 
 @dataclass
 class Run:
-    """A started run; `wait` it out, `stop` it, and look at its `metrics`."""
+    """A run that was started."""
 
     folder: Path
     process: subprocess.Popen
@@ -100,11 +107,12 @@ class Run:
         return metrics_of(self.folder / "metrics.jsonl")
 
     def column(self, name: str) -> list[float]:
-        """A metric's values by step, where it was logged."""
-        return [values[name] for _, values in sorted(self.metrics.items()) if name in values]
+        """Return the values of a metric in the order of the steps that logged it."""
+        metrics = self.metrics
+        return [metrics[step][name] for step in sorted(metrics) if name in metrics[step]]
 
     def wait_until(self, reached: Callable[[], bool], timeout: float, pause: float = 0.1) -> None:
-        """Return once it is so; fail where the run ends before."""
+        """Return when `reached` returns True. Fail if the run ends before."""
         deadline = time.monotonic() + timeout
         while not reached():
             assert self.process.poll() is None, self.tail()
@@ -112,7 +120,7 @@ class Run:
             time.sleep(pause)
 
     def wait(self, timeout: float) -> int:
-        """The exit code; a run that takes longer is killed, and fails."""
+        """Return the exit status. Kill a run that takes longer, and fail."""
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -124,13 +132,14 @@ class Run:
         end_all(self.mark, patience=0)
 
     def clear(self) -> None:
-        """End what is left of the run, its own processes only, and remove Ray's own logs."""
+        """End the remaining processes of the run, and remove Ray's logs."""
         self.kill()
         end_all(self.mark, patience=10)
         self.process.wait(10)
         shutil.rmtree(self.ray_folder, ignore_errors=True)
 
     def tail(self, lines: int = 60) -> str:
+        """Return the last lines of the log."""
         return "\n".join(self.log.splitlines()[-lines:])
 
 
@@ -138,14 +147,26 @@ def start(folder: Path, data: Path, *overrides: str, steps=2, configuration="cpu
     """Start verl's entry point with the package's CPU configuration on the tiny model."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex
-    # Ray's socket paths must be short, whatever the test's folder is called.
+    # Ray's socket paths must be short, even if the path of the test's folder is long.
     ray_folder = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / f"ve-{mark[:8]}"
-    command = [
-        sys.executable,
-        "-u",
-        "-m",
-        "verl.trainer.main_ppo",
-        f"+verl_ext={configuration}",
+    defaults = overrides_of(folder, data, ray_folder, steps)
+    command = [sys.executable, "-u", "-m", "verl.trainer.main_ppo", f"+verl_ext={configuration}"]
+    with open(folder / "log.txt", "w") as log:
+        process = subprocess.Popen(
+            [*command, *defaults, *overrides],
+            cwd=folder,
+            env=environment_of(folder, mark) | (env or {}),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=as_from_a_terminal,
+        )
+    return Run(folder, process, mark, ray_folder)
+
+
+def overrides_of(folder: Path, data: Path, ray_folder: Path, steps: int) -> list[str]:
+    """Return the overrides that all runs share."""
+    return [
         f"data.train_files={data}/train.parquet",
         f"data.val_files={data}/val.parquet",
         "data.train_batch_size=8",
@@ -162,24 +183,15 @@ def start(folder: Path, data: Path, *overrides: str, steps=2, configuration="cpu
         f"trainer.total_training_steps={steps}",
         f"trainer.default_local_dir={folder}/checkpoints",
         f"+ray_kwargs.ray_init._temp_dir={ray_folder}",
-        *overrides,
     ]
-    environment = {
+
+
+def environment_of(folder: Path, mark: str) -> dict[str, str]:
+    """Return the environment of a run, with its mark and the files of its loggers."""
+    return {
         **os.environ,
         MARK: mark,
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
         "TENSORBOARD_DIR": str(folder / "tensorboard"),
         "HYDRA_FULL_ERROR": "1",
-        **(env or {}),
     }
-    with open(folder / "log.txt", "w") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=as_from_a_terminal,
-        )
-    return Run(folder, process, mark, ray_folder)

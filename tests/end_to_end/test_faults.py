@@ -1,4 +1,4 @@
-"""What ends, what goes on and what is refused when a run is disturbed."""
+"""Runs that end because a process is killed or a disk is full, and that are resumed."""
 
 import os
 import shutil
@@ -9,76 +9,96 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.run import end_all, processes_of
-from tests.end_to_end.test_training import TIMEOUT, latest, state
+from tests.end_to_end.test_training import TIMEOUT, latest, state, steps_saved
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 
 HADW = ("algorithm.adv_estimator=hadw", "algorithm.rewards.accuracy_threshold=0", "trainer.save_freq=1")
-# Less than this after a worker's death verl's driver has ended.
+# Seconds after the death of a worker until verl's driver has ended.
 END_OF_VERL = 90
-
-
-# The driver, and the others by the start of their titles.
+# The driver, and other processes by the start of their titles.
 KINDS = ["driver", "ray::TaskRunnerV1", "ray::WorkerDict", "ray::EmbeddedServer", "ray::RewardLoopWorker"]
 
 
+def updates_in(run, step):
+    """Return the number of updates in the history that a checkpoint has."""
+    return state(run, step)["hadw"]["weight_by_history"]["updates"]
+
+
 def process_of(run, kind):
+    """Return a process of a kind."""
     if kind == "driver":
         return run.process.pid
-    titles = {pid: Path(f"/proc/{pid}/cmdline").read_text(errors="replace") for pid in processes_of(run.mark)}
-    return next(pid for pid, title in titles.items() if title.startswith(kind))
+    for pid in processes_of(run.mark):
+        title = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        if title.startswith(kind):
+            return pid
+    raise AssertionError(f"no process of the run is a {kind}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_worker_ends_the_run_which_can_be_resumed(start, kind):
+def test_a_killed_process_ends_the_run_which_can_be_resumed(start, kind):
     run = start("run", *HADW, steps=500, configuration="[cpu,hadw]")
     run.wait_until(lambda: 2 in run.metrics, TIMEOUT)
     os.kill(process_of(run, kind), signal.SIGKILL)
     assert run.wait(END_OF_VERL) == (-signal.SIGKILL if kind == "driver" else 1)
-    left = end_all(run.mark)
-    # Ray's own agents may take longer to notice that the driver is gone.
-    assert [line for line in left if kind != "driver" or line.startswith("ray::")] == []
-    kept = latest(run)
-    assert kept >= 1
-    assert state(run, kept)["hadw"]["weight_by_history"]["updates"] == kept
-    again = start("run", *HADW, steps=kept + 1, configuration="[cpu,hadw]")
-    assert again.wait(TIMEOUT) == 0, again.tail()
-    assert state(again, kept + 1)["hadw"]["weight_by_history"]["updates"] == kept + 1
+    remaining_processes = end_all(run.mark)
+    if kind == "driver":
+        # Ray's own agents may take longer to notice that the driver has ended.
+        remaining_processes = [line for line in remaining_processes if line.startswith("ray::")]
+    assert remaining_processes == []
+
+    saved_step = latest(run)
+    assert saved_step >= 1
+    assert updates_in(run, saved_step) == saved_step
+    resumed = start("run", *HADW, steps=saved_step + 1, configuration="[cpu,hadw]")
+    assert resumed.wait(TIMEOUT) == 0, resumed.tail()
+    assert updates_in(resumed, saved_step + 1) == saved_step + 1
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 12 MB where run "run" saves its checkpoints, of 1.3 MB each; returns what gives it another size."""
+def resize_disk(tmp_path):
+    """Mount a disk of 12 MB for the checkpoints of run "run", of 1.3 MB each. Return a function that resizes it."""
     folder = tmp_path / "run" / "checkpoints"
     folder.mkdir(parents=True)
+    if shutil.which("mount") is None:
+        pytest.skip("no disk can be mounted: there is no mount")
 
     def mount(options):
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
         return subprocess.run(command, capture_output=True, text=True)
 
-    if shutil.which("mount") is None or (done := mount("size=12m")).returncode:
-        pytest.skip(f"no disk can be mounted: {'there is no mount' if shutil.which('mount') is None else done.stderr}")
+    mounted = mount("size=12m")
+    if mounted.returncode != 0:
+        pytest.skip(f"no disk can be mounted: {mounted.stderr}")
     yield lambda size: mount(f"remount,size={size}")
-    if subprocess.run(["umount", str(folder)]).returncode:  # a process of the run still has a file open
+    unmounted = subprocess.run(["umount", str(folder)])
+    if unmounted.returncode != 0:  # a process of the run still has an open file
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_ends_the_run_which_goes_on_when_there_is_room(small_disk, start):
+def file_names(folder):
+    return {path.name for path in folder.glob("**/*")}
+
+
+def test_a_full_disk_ends_the_run_which_resumes_with_more_space(resize_disk, start):
     run = start("run", *HADW, steps=500, configuration="[cpu,hadw]")
     assert run.wait(2 * TIMEOUT) == 1, run.tail()
-    kept = latest(run)
-    saved = run.folder / "checkpoints"
-    folders = {int(path.name.rpartition("_")[2]): path for path in saved.glob("global_step_*")}
-    assert kept >= 2
-    size = sum(path.stat().st_size for path in folders[kept].rglob("*"))
-    assert shutil.disk_usage(saved).free < size  # this is why it ended
-    assert kept == max(run.metrics)  # the step whose checkpoint found no room is not in the log
-    whole, first = ({path.name for path in folders[step].glob("**/*")} for step in (kept, 1))
-    assert whole == first
-    assert state(run, kept)["hadw"]["weight_by_history"]["updates"] == kept
-    assert small_disk("1g").returncode == 0
-    again = start("run", *HADW, steps=kept + 2, configuration="[cpu,hadw]")
-    assert again.wait(TIMEOUT) == 0, again.tail()
-    assert f"setting global step to {kept}" in again.log
-    assert sorted(again.metrics) == [kept + 1, kept + 2]
-    assert state(again, kept + 2)["hadw"]["weight_by_history"]["updates"] == kept + 2
+    saved_step = latest(run)
+    assert saved_step >= 2
+    folders = steps_saved(run)
+    size_of_checkpoint = sum(path.stat().st_size for path in folders[saved_step].rglob("*"))
+    free_space = shutil.disk_usage(run.folder / "checkpoints").free
+    assert free_space < size_of_checkpoint
+    # The step whose checkpoint did not fit is not in the log.
+    assert max(run.metrics) == saved_step
+    # The last complete checkpoint has the same files as the first.
+    assert file_names(folders[saved_step]) == file_names(folders[1])
+    assert updates_in(run, saved_step) == saved_step
+
+    assert resize_disk("1g").returncode == 0
+    resumed = start("run", *HADW, steps=saved_step + 2, configuration="[cpu,hadw]")
+    assert resumed.wait(TIMEOUT) == 0, resumed.tail()
+    assert f"setting global step to {saved_step}" in resumed.log
+    assert sorted(resumed.metrics) == [saved_step + 1, saved_step + 2]
+    assert updates_in(resumed, saved_step + 2) == saved_step + 2

@@ -18,10 +18,10 @@ SCRIPT = Path(__file__).parents[2] / "scripts/quickstart.sh"
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts the script in a process group of its own, and fails the test where it leaves processes behind."""
+    """Return a function that starts the script in its own process group. After the test, no process may be left."""
     mark = uuid.uuid4().hex
 
-    def begin(*options):
+    def start_script(*options):
         command = [SCRIPT, "--python", sys.executable, "--output", tmp_path, *options]
         return subprocess.Popen(
             [str(part) for part in command],
@@ -33,11 +33,11 @@ def start(tmp_path):
             preexec_fn=as_from_a_terminal,
         )
 
-    yield begin
+    yield start_script
     assert end_all(mark) == []
 
 
-def test_it_trains_both_arms_and_compares_them(start, tmp_path):
+def test_the_script_trains_both_configs_and_compares_them(start, tmp_path):
     process = start("--steps", "2")
     output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, output
@@ -49,14 +49,17 @@ def test_it_trains_both_arms_and_compares_them(start, tmp_path):
     assert (tmp_path / "rewards.png").read_bytes().startswith(b"\x89PNG")
 
 
-# Ctrl-C in a terminal reaches the whole group; a request to end the script alone.
-@pytest.mark.parametrize(("tell", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)])
-def test_a_signal_ends_everything_that_it_started(start, tmp_path, tell, number):
+@pytest.mark.parametrize(
+    ("send_signal", "number"),
+    [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)],
+    ids=["Ctrl-C to the process group", "SIGTERM to the script"],
+)
+def test_a_signal_ends_all_processes_of_the_script(start, tmp_path, send_signal, number):
     process = start("--steps", "500")
     for line in process.stdout:
         if "1/500" in line:
             break
-    tell(process.pid, number)
+    send_signal(process.pid, number)
     output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + number, output
     assert not (tmp_path / "rewards.png").exists()

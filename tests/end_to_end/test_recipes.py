@@ -1,4 +1,4 @@
-"""The recipes' scripts in verl's pipeline, with tiny models and made-up data, on the CPU."""
+"""The scripts of the recipes in verl's pipeline on the CPU, with tiny models and synthetic data."""
 
 import json
 import math
@@ -34,17 +34,13 @@ SMALL = (
 
 @pytest.fixture
 def launch(tmp_path):
-    """Runs a script to its end, and fails the test where it leaves processes behind."""
+    """Return a function that runs a command and returns its output. After the test, no process may be left."""
     mark = uuid.uuid4().hex
-    scratch = Path(tempfile.mkdtemp(prefix="ve"))  # Ray's sockets need a short path
+    ray_folder = Path(tempfile.mkdtemp(prefix="ve"))  # Ray's sockets need a short path
 
-    def run(script, *arguments, timeout=540, **variables):
+    def run(*command, timeout=540, **variables):
         process = subprocess.Popen(
-            [
-                *([str(RECIPES / script)] if isinstance(script, str) else script),
-                *arguments,
-                f"+ray_kwargs.ray_init._temp_dir={scratch}",
-            ],
+            [*map(str, command), f"+ray_kwargs.ray_init._temp_dir={ray_folder}"],
             env=environment(**variables, **{MARK: mark}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -60,14 +56,14 @@ def launch(tmp_path):
         return output
 
     yield run
-    left = end_all(mark)
-    shutil.rmtree(scratch, ignore_errors=True)
-    assert left == []
+    remaining_processes = end_all(mark)
+    shutil.rmtree(ray_folder, ignore_errors=True)
+    assert remaining_processes == []
 
 
 @pytest.fixture
 def task(tmp_path):
-    """The overrides that name the quickstart's task, after a short warm-up: some answers are right, so rewards vary."""
+    """Return the overrides of the quickstart's task. After a short warm-up, some responses are correct."""
     quickstart.write(tmp_path / "data/quickstart", steps=120, train_rows=64, val_rows=8)
     return (
         "actor_rollout_ref.model.path=data/quickstart/model",
@@ -76,97 +72,133 @@ def task(tmp_path):
     )
 
 
+def assert_score_is_sum_of_rewards(metrics):
+    total = metrics["reward/correctness/mean"] + metrics["reward/format/mean"]
+    assert total == pytest.approx(metrics["critic/score/mean"], abs=1e-5)
+
+
 def test_tool_calling_trains_validates_and_saves(launch, task, tmp_path):
-    output = launch("tool_calling/run.sh", "gdpo", GDPO, *SMALL, *task, "trainer.total_training_steps=2")
-    # By the driver at its start, and by the trainer before the first step.
+    output = launch(RECIPES / "tool_calling/run.sh", "gdpo", GDPO, *SMALL, *task, "trainer.total_training_steps=2")
+    # The driver logs the summary when it starts. The trainer logs it before the first step.
     assert len(re.findall(SUMMARY, output)) == 2
-    driver, trainer, steps = (re.search(text, output).start() for text in (SUMMARY, rf"\(.*{SUMMARY}", "step:1 "))
-    assert driver < trainer < steps
+    of_driver = re.search(SUMMARY, output).start()
+    of_trainer = re.search(rf"\(.*{SUMMARY}", output).start()
+    first_step = re.search("step:1 ", output).start()
+    assert of_driver < of_trainer < first_step
+
     folder = tmp_path / "outputs/tool_calling/gdpo"
-    keys = ("correctness", "format")
-    found = metrics_of(folder / "metrics.jsonl")
-    assert sorted(found) == [0, 1, 2]  # 0: validation before training
-    for step, prefix, suffix in ((1, "reward", "mean"), (2, "reward", "mean"), (2, "val-aux/rlla", "mean@1")):
-        assert all(math.isfinite(found[step][f"{prefix}/{key}/{suffix}"]) for key in keys)
-    total = sum(found[2][f"reward/{key}/mean"] for key in keys)
-    assert total == pytest.approx(found[2]["critic/score/mean"], abs=1e-5)
-    assert found[2]["actor/grad_norm"] > 0
+    metrics = metrics_of(folder / "metrics.jsonl")
+    assert sorted(metrics) == [0, 1, 2]  # 0 is the validation before training
+    for key in ("correctness", "format"):
+        assert math.isfinite(metrics[1][f"reward/{key}/mean"])
+        assert math.isfinite(metrics[2][f"reward/{key}/mean"])
+        assert math.isfinite(metrics[2][f"val-aux/rlla/{key}/mean@1"])
+    assert_score_is_sum_of_rewards(metrics[2])
+    assert metrics[2]["actor/grad_norm"] > 0
     assert (folder / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "2"
 
 
-def sums(source):
-    """64 sums in verl's format."""
-    return pandas.DataFrame(
-        {
-            "data_source": source,
-            "prompt": [{"role": "user", "content": f"{at % 10}+{at // 10}"}],
+def gsm8k_sums():
+    """Return 64 sums as rows of GSM8K in verl's format."""
+    rows = []
+    for index in range(64):
+        first, second = index % 10, index // 10
+        row = {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "user", "content": f"{first}+{second}"}],
             "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": str(at % 10 + at // 10)},
-            "extra_info": {"index": at},
+            "reward_model": {"style": "rule", "ground_truth": str(first + second)},
+            "extra_info": {"index": index},
         }
-        for at in range(64)
-    )
+        rows.append(row)
+    return pandas.DataFrame(rows)
+
+
+@pytest.fixture
+def quickstart_folder(tmp_path):
+    """Return the folder of the quickstart's data and of its model, which has hardly been trained."""
+    folder = tmp_path / "data/quickstart"
+    quickstart.write(folder, steps=1, train_rows=64, val_rows=8)
+    return folder
+
+
+@pytest.fixture
+def responses_file(tmp_path, quickstart_folder):
+    """Write responses for a rehearsal: three correct ones of the quickstart, and some in other answer templates."""
+    rewards = pandas.read_parquet(quickstart_folder / "train.parquet").reward_model
+    ground_truths = [reward["ground_truth"] for reward in rewards[:3]]
+    responses = [*ground_truths, "<think>a</think>\n<answer>7</answer>", "\\boxed{3}", "a"]
+    path = tmp_path / "responses.jsonl"
+    path.write_text("".join(json.dumps(response) + "\n" for response in responses))
+    return path
 
 
 QUICKSTART = ("quickstart/gdpo", "quickstart/grpo")
+STAGES = {"data", "start", "train", "save", "resume", "repeat", "validate"}
 
 
 @pytest.mark.slow
 @pytest.mark.runs(2)
 @pytest.mark.parametrize("name", [*CONFIGS, *QUICKSTART])
-def test_a_config_is_rehearsed(launch, tmp_path, name):
-    """It trains, saves, resumes to the same step and validates, with responses that get different rewards."""
-    folder = tmp_path / "data/quickstart"
-    quickstart.write(folder, steps=1, train_rows=64, val_rows=8)
-    sums("openai/gsm8k").to_parquet(tmp_path / "sums.parquet")
-    shown = folder / "train.parquet" if name.startswith(("tool_calling", "quickstart")) else tmp_path / "sums.parquet"
-    truths = pandas.read_parquet(folder / "train.parquet").reward_model
-    answers = [
-        *(truth["ground_truth"] for truth in truths[:3]),
-        "<think>a</think>\n<answer>7</answer>",
-        "\\boxed{3}",
-        "a",
-    ]
-    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    words = ["data.max_prompt_length=512", "data.max_response_length=128", "data.train_batch_size=16"]
-    words += [f"actor_rollout_ref.model.path={folder}/model", f"data.train_files={shown}", f"data.val_files={shown}"]
-    words += ["actor_rollout_ref.actor.ppo_mini_batch_size=16", "algorithm.filter_groups.enable=False"]
-    given = ("--config-path", str(RECIPES), "--config-name", name, "--responses", "answers.jsonl")
-    output = launch([sys.executable, "-m", "verl_ext", "rehearse", *given], *words)
-    stages = {line.split()[1].rstrip(":") for line in output.splitlines() if line.startswith("ok ")}
-    assert stages >= {"data", "start", "train", "save", "resume", "repeat", "validate"}, output
+def test_a_config_is_rehearsed(launch, tmp_path, quickstart_folder, responses_file, name):
+    """The rehearsal trains, saves, resumes with the same step and validates. Responses receive different rewards."""
+    if name.startswith(("tool_calling", "quickstart")):
+        data = quickstart_folder / "train.parquet"
+    else:
+        data = tmp_path / "sums.parquet"
+        gsm8k_sums().to_parquet(data)
+    rehearse = [sys.executable, "-m", "verl_ext", "rehearse", "--config-path", RECIPES, "--config-name", name]
+    output = launch(
+        *rehearse,
+        "--responses",
+        responses_file,
+        "data.max_prompt_length=512",
+        "data.max_response_length=128",
+        "data.train_batch_size=16",
+        f"actor_rollout_ref.model.path={quickstart_folder}/model",
+        f"data.train_files={data}",
+        f"data.val_files={data}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+        "algorithm.filter_groups.enable=False",
+    )
+    passed_stages = {line.split()[1].rstrip(":") for line in output.splitlines() if line.startswith("ok ")}
+    assert passed_stages >= STAGES, output
     (folder,) = tmp_path.glob("outputs/**/rehearsal")
-    whole = metrics_of(folder / "train/metrics.jsonl")
-    assert sorted(whole) == [1, 2, 3]
+    metrics = metrics_of(folder / "train/metrics.jsonl")
+    assert sorted(metrics) == [1, 2, 3]
     assert sorted(metrics_of(folder / "resume/metrics.jsonl")) == [3]
     if name == "tool_calling/gdpo":
-        assert whole[3]["actor/grad_norm"] > 0
-        total = sum(whole[3][f"reward/{key}/mean"] for key in ("correctness", "format"))
-        assert total == pytest.approx(whole[3]["critic/score/mean"], abs=1e-5)
+        assert metrics[3]["actor/grad_norm"] > 0
+        assert_score_is_sum_of_rewards(metrics[3])
 
 
 @pytest.mark.slow
 @pytest.mark.runs(5)
 def test_a_checkpoint_is_evaluated_merged_and_evaluated_again(launch, task, tmp_path):
-    """From a sharded checkpoint and from Hugging Face's format: about the same greedy answers, and pass@k."""
-    settings = (GDPO, *SMALL, *task[1:])
-    launch("tool_calling/run.sh", "gdpo", GDPO, *SMALL, *task, "trainer.total_training_steps=2")
+    """The sharded checkpoint and the merged one have about the same greedy responses. The first has a pass@k, too."""
+    model, *data = task
+    settings = (GDPO, *SMALL, *data)
+    launch(RECIPES / "tool_calling/run.sh", "gdpo", GDPO, *SMALL, *task, "trainer.total_training_steps=2")
+    evaluate = [RECIPES / "evaluate.sh", "tool_calling", "gdpo"]
     checkpoint = tmp_path / "outputs/tool_calling/gdpo/checkpoints/global_step_2"
-    shown = launch("evaluate.sh", "tool_calling", "gdpo", str(checkpoint), *settings, task[0], PASS_SAMPLES="4")
+    output = launch(*evaluate, checkpoint, *settings, model, PASS_SAMPLES="4")
     folder = tmp_path / "outputs/evaluation/tool_calling/gdpo"
     summary = json.loads((folder / "global_step_2/summary.json").read_text())
-    greedy, sampled = (summary[f"{folder}/global_step_2/{name}/2.jsonl"] for name in ("greedy", "sampled"))
-    assert (greedy["responses"], greedy["prompts"]) == (8, 8)
-    assert (sampled["responses"], sampled["prompts"]) == (32, 8)
+    greedy = summary[f"{folder}/global_step_2/greedy/2.jsonl"]
+    assert greedy["responses"] == 8
+    assert greedy["prompts"] == 8
     assert set(greedy["mean"]) >= {"correctness", "format", "score"}
+    sampled = summary[f"{folder}/global_step_2/sampled/2.jsonl"]
+    assert sampled["responses"] == 32
+    assert sampled["prompts"] == 8
     assert sorted(map(int, sampled["pass"])) == [1, 2, 4]
-    assert "pass@4" in shown
+    assert "pass@4" in output
 
     merge = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--target_dir", "merged"]
     command = [*merge, "--local_dir", checkpoint / "actor"]
     subprocess.run(command, check=True, capture_output=True, timeout=300, cwd=tmp_path)
-    launch("evaluate.sh", "tool_calling", "gdpo", "merged", *settings)
-    (again,) = json.loads((folder / "merged/summary.json").read_text()).values()
-    assert again["responses"] == 8
+    launch(*evaluate, "merged", *settings)
+    (merged,) = json.loads((folder / "merged/summary.json").read_text()).values()
+    assert merged["responses"] == 8
     # The merged weights are rounded to bf16, so that single responses may differ.
-    assert again["mean"]["format"] == pytest.approx(greedy["mean"]["format"], abs=0.25)
+    assert merged["mean"]["format"] == pytest.approx(greedy["mean"]["format"], abs=0.25)

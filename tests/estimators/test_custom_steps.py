@@ -10,12 +10,12 @@ import pytest
 from tests.calls import call
 from tests.estimators.test_compose import SUMMED, as_text, composed, findings_at_start_up
 from tests.facts import a_line_says, facts, says
-from tests.integration import own_steps
+from tests.integration import custom_steps
 from tests.tools import made
 from verl_ext import Batch
 from verl_ext.errors import CheckpointError, ConfigurationError
 
-OWN = "tests.integration.own_steps"
+OWN = "tests.integration.custom_steps"
 X = {"rewards": {"keys": ["x"]}}
 XY = {"rewards": {"keys": ["x", "y"]}}
 
@@ -110,7 +110,7 @@ def test_a_custom_step_that_sums_counts_as_the_sum(steps, words):
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ([*SUMMED, f"{OWN}:Broken"], ("fails in line", "KeyError", "own_steps.py", "Remove the step")),
+        ([*SUMMED, f"{OWN}:Broken"], ("fails in line", "KeyError", "custom_steps.py", "Remove the step")),
         ([*SUMMED, f"{OWN}:Infinite"], ("not finite",)),
         ([*SUMMED, f"{OWN}:Pair"], ("'pair'", "[1, 2]")),
         ([f"{OWN}:Least", *SUMMED], ("'least'", "(28, 1)", "(28, 2)")),
@@ -188,7 +188,7 @@ CLIPPED_BY_MINE = "[weighted_sum,center,{step:mine:Clip,limit:0.5}]"
 @pytest.fixture
 def dump_of_custom_step(tmp_path, monkeypatch):
     """Return the dump of a run with a step from the file `mine.py`, which has not been imported any more."""
-    (tmp_path / "mine.py").write_text(Path(own_steps.__file__).read_text())
+    (tmp_path / "mine.py").write_text(Path(custom_steps.__file__).read_text())
     monkeypatch.syspath_prepend(str(tmp_path))
     steps = ["weighted_sum", "center", {"step": "mine:Clip", "limit": 0.5}]
     folder, _ = made.dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})

@@ -1,8 +1,10 @@
-"""verl's V1 trainer in this process, on a real Ray cluster, without a model.
+"""Run verl's V1 trainer in this process, on a real Ray cluster, without a model.
 
-Real: Ray, TransferQueue, the reward workers, the agent-loop workers and what they do to a response, the replay buffer,
-padding and load balance, the trainer's `fit` with its advantages, metrics, loggers and checkpoints. Made up: the
-answers (`stand_ins.Client`), log-probabilities, and the actor's update, which records what it is given.
+These parts are real: Ray, TransferQueue, the reward workers, the agent-loop workers, the replay buffer, padding and
+load balance. The trainer's `fit` is real, too, with its advantages, metrics, loggers and checkpoints.
+
+These parts are scripted: the responses (`scripted_responses.Client`), the log-probabilities, and the update of the
+actor, which records its batch.
 """
 
 import os
@@ -27,19 +29,21 @@ from verl.workers.utils.padding import response_to_nested
 from tests import tiny_model
 from tests.configs import compose
 from tests.end_to_end.run import metrics_of
-from tests.integration import stand_ins
+from tests.integration import scripted_responses
 
-# Answers to each prompt. `worked` is the example of the specification: accuracy [1000 | 1110 | 0000], format
-# [1100 | 1011 | 0100], lengths [4231 | 2253 | 3331]; `pair` is its first two groups.
-WORKED = {
+WORKED_EXAMPLE = {
     "A": ["axxx", "cx", "dxx", "d"],
     "B": ["ax", "bx", "axxxx", "cxx"],
     "C": ["dxx", "cxx", "dxx", "d"],
 }
+"""The responses to each prompt in the worked example of the specification.
+
+Accuracy [1000 | 1110 | 0000], format [1100 | 1011 | 0100], lengths [4231 | 2253 | 3331].
+"""
 SCENES: dict[str, dict[str, list[str]]] = {
-    "worked": WORKED,
-    "pair": {name: WORKED[name] for name in "AB"},
-    "several": WORKED,
+    "worked": WORKED_EXAMPLE,
+    "pair": {name: WORKED_EXAMPLE[name] for name in ("A", "B")},
+    "several": WORKED_EXAMPLE,
     # Two batches of two groups: accuracy [1000, 1110], then [1000, 1111].
     "history": {
         "1A": ["a", "d", "d", "d"],
@@ -53,78 +57,81 @@ SCENES: dict[str, dict[str, list[str]]] = {
         "B": ["ax", "!", "cxxxx", "!"],
         "C": ["cxx", "!", "!", "!"],
     },
-    # A group whose score is 1 throughout although both rewards vary, one in which nothing varies, one that varies.
+    # `conflict`: the score is always 1 although both rewards vary. `dead`: no reward varies. `live`: the rewards vary.
     "filtered": {
         "conflict": ["b", "c", "b", "c"],
         "dead": ["a", "a", "a", "a"],
         "live": ["a", "d", "d", "d"],
     },
-    # A prompt all of whose sessions fail.
+    # All sessions of a prompt fail.
     "gone": {"A": ["a", "d", "d", "d"], "B": ["!", "!", "!", "!"]},
-    # The reward function forgets the accuracy of `o`.
+    # The reward function returns no accuracy for `o`.
     "other keys": {"A": ["a", "d", "d", "o"], "B": ["a", "a", "d", "d"]},
 }
+"""The responses to each prompt of a scene."""
 
 
-def answers_to(scene: str, *values: Sequence[float]) -> dict[tuple[str, str], float]:
-    """A value for each answer to each prompt of a scene."""
-    return {
-        (prompt, answer): value
-        for (prompt, answers), row in zip(SCENES[scene].items(), values, strict=True)
-        for answer, value in zip((a for a in answers if a != stand_ins.FAILING), row, strict=True)
-    }
+def value_by_response(scene: str, *values_by_prompt: Sequence[float]) -> dict[tuple[str, str], float]:
+    """Return a value for each prompt and response of a scene, given one row of values per prompt."""
+    values = {}
+    for (prompt, responses), row in zip(SCENES[scene].items(), values_by_prompt, strict=True):
+        arrived = [response for response in responses if response != scripted_responses.FAILING]
+        for response, value in zip(arrived, row, strict=True):
+            values[prompt, response] = value
+    return values
 
 
 @dataclass
 class Update:
-    """What the actor's update is given; one entry a row."""
+    """The batch of an update of the actor, with one entry per row."""
 
     keys: list[str]
     tags: list[dict[str, Any]]
     prompts: list[str]
-    answers: list[str]
+    responses: list[str]
     advantages: list[torch.Tensor]
 
     @property
     def padding(self) -> list[bool]:
         return [bool(tag.get("is_padding", False)) for tag in self.tags]
 
-    def rows(self) -> list[int]:
-        """Rows which are no padding, and of each session the last."""
-        found = []
+    def last_outputs(self) -> list[int]:
+        """Return the row of the last output of each session, without padding."""
+        rows = []
         for row, key in enumerate(self.keys):
             session, index = key.rsplit("_", 1)
-            later = f"{session}_{int(index) + 1}" in self.keys
-            if not later and not self.padding[row]:
-                found.append(row)
-        return found
+            key_of_next_output = f"{session}_{int(index) + 1}"
+            if key_of_next_output not in self.keys and not self.padding[row]:
+                rows.append(row)
+        return rows
 
     def advantage(self, row: int) -> float:
-        """The one number on all tokens of a row."""
+        """Return the advantage of a row, which must be the same on all its tokens."""
         (value,) = set(self.advantages[row].tolist())
         return value
 
-    def by_answer(self) -> dict[tuple[str, str], float]:
-        """Advantage by prompt and answer: equal answers to a prompt have equal ones."""
-        found: dict[tuple[str, str], float] = {}
-        for row in self.rows():
+    def advantage_by_response(self) -> dict[tuple[str, str], float]:
+        """Return the advantage by prompt and response. Equal responses to a prompt must have equal advantages."""
+        advantages: dict[tuple[str, str], float] = {}
+        for row in self.last_outputs():
             value = self.advantage(row)
-            assert found.setdefault((self.prompts[row], self.answers[row]), value) == value
-        return found
+            first_value = advantages.setdefault((self.prompts[row], self.responses[row]), value)
+            assert first_value == value
+        return advantages
 
 
 class Recording:
-    """Over a trainer class of verl: no worker groups, made-up log-probabilities, and an update which takes notes."""
+    """A mixin for verl's trainer without worker groups. Its log-probabilities are constant, and it records updates."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.updates: list[Update] = []
         self.replay_buffer.poll_interval = 0.05
-        # Two ranks: the batch is dealt out by load, which changes its order.
+        # With two ranks, verl distributes the rows by load, which changes their order.
         self.actor_rollout_wg = mock.Mock(spec=["save_checkpoint", "load_checkpoint"], _dispatch_info={"actor": [0, 1]})
 
     def prepare(self, before_advantage: Callable[[Any], None] | None) -> None:
-        """The rest of verl's `init`, in its order."""
+        """Do the rest of verl's `init`, in its order."""
         self.before_advantage = before_advantage
         self._init_tokenizer()
         self._init_dataloader()
@@ -133,57 +140,58 @@ class Recording:
         self._load_checkpoint()
 
     def on_step_end(self) -> None:
-        """No weights to send."""
+        """Send no weights."""
 
     def on_sample_end(self) -> None:
-        """No servers to put to sleep."""
+        """Put no servers to sleep."""
 
     def _get_n_gpus_for_throughput(self) -> int:
         return 1
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        return self._put(batch, "old_log_probs", -0.1)
-
-    def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        return self._put(batch, "ref_log_prob", -0.3)
-
-    def _put(self, batch: Any, name: str, log_prob: float) -> Any:
-        mask = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
-        rows = torch.full((len(batch.keys), 64), log_prob)
-        fields = TensorDict({name: response_to_nested(rows, mask["response_mask"])}, batch_size=len(batch.keys))
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
-        if name == "old_log_probs" and self.before_advantage is not None:
+        self._write_log_probs(batch, "old_log_probs", -0.1)
+        if self.before_advantage is not None:
             self.before_advantage(batch)
         return batch
 
+    def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._write_log_probs(batch, "ref_log_prob", -0.3)
+        return batch
+
+    def _write_log_probs(self, batch: Any, name: str, log_prob: float) -> None:
+        """Write the same log-probability for every response token into the queue."""
+        mask = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+        padded = torch.full((len(batch.keys), 64), log_prob)
+        nested = response_to_nested(padded, mask["response_mask"])
+        fields = TensorDict({name: nested}, batch_size=len(batch.keys))
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
-        answers = [self.tokenizer.decode(row, skip_special_tokens=True) for row in data["responses"].unbind()]
-        self.updates.append(
-            Update(
-                keys=list(batch.keys),
-                tags=list(batch.tags),
-                prompts=[messages[-1]["content"].split()[-1] for messages in data["raw_prompt"]],
-                answers=answers,
-                advantages=list(data["advantages"].unbind()),
-            )
-        )
+        prompts = []
+        for messages in data["raw_prompt"]:
+            last_word = messages[-1]["content"].split()[-1]
+            prompts.append(last_word)
+        responses = [self.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in data["responses"].unbind()]
+        advantages = list(data["advantages"].unbind())
+        self.updates.append(Update(list(batch.keys), list(batch.tags), prompts, responses, advantages))
         return batch
 
 
-def recording(cls: type[PPOTrainer] = PPOTrainer) -> type[Any]:
-    """A concrete trainer class over `cls`, as verl would get it if it were registered."""
-    chosen = type(f"Recording{cls.__name__}", (Recording, cls), {})
-    with mock.patch.dict(trainer_base.TRAINER_REGISTRY, recording=chosen):
+def recording_class(cls: type[PPOTrainer] = PPOTrainer) -> type[Any]:
+    """Return a concrete subclass of `cls` that records updates, as verl would choose it if it were registered."""
+    recording = type(f"Recording{cls.__name__}", (Recording, cls), {})
+    with mock.patch.dict(trainer_base.TRAINER_REGISTRY, recording=recording):
         return v1.get_trainer_cls("recording")
 
 
 @dataclass
 class Result:
-    """A run that is over."""
+    """A run that has ended."""
 
     trainer: Any
     metrics: dict[int, dict[str, float]]
+    """The metrics of each step."""
 
     @property
     def updates(self) -> list[Update]:
@@ -191,42 +199,50 @@ class Result:
 
 
 class Pipeline:
-    """The workers, which all runs of a test session share, and the runs."""
+    """The workers, which all runs of a test session share, and a method that runs the trainer."""
 
     def __init__(self, folder: Path, tiny: Path) -> None:
-        self.folder, self.tiny = folder, tiny
+        self.folder = folder
+        self.tiny = tiny
         tokenizer = tiny_model.make_tokenizer()
-        (folder / "agents.yaml").write_text(
-            f"- name: several_outputs\n  _target_: {stand_ins.__name__}.{stand_ins.SeveralOutputs.__qualname__}\n"
-        )
-        answers = {}
-        for scene, prompts in SCENES.items():
-            rows = []
-            for name, texts in prompts.items():
-                messages = [{"role": "user", "content": f"{scene} {name}"}]
-                prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-                answers[tuple(prompt)] = [tokenizer.encode(text) for text in texts]
-                rows.append(
-                    {
-                        "data_source": "digits" if (scene, name) == ("pair", "B") else "letters",
-                        "prompt": messages,
-                        "reward_model": {"style": "rule", "ground_truth": ""},
-                        "agent_name": "several_outputs" if scene == "several" else "single_turn_agent",
-                    }
-                )
-            pandas.DataFrame(rows).to_parquet(folder / f"{scene}.parquet")
+        agent_loop = f"{scripted_responses.__name__}.{scripted_responses.SeveralOutputs.__qualname__}"
+        (folder / "agents.yaml").write_text(f"- name: several_outputs\n  _target_: {agent_loop}\n")
+        script = {}
+        for scene in SCENES:
+            script.update(self.write_scene(scene, tokenizer))
         config = self.config("worked")
         tq.init(config.transfer_queue)
         self.rewards = RewardLoopManager(config)
         self.agents = AgentLoopManagerTQ.create(
             config=config,
-            llm_client=stand_ins.Client(answers, failing=tokenizer.encode(stand_ins.FAILING)),
+            llm_client=scripted_responses.Client(script, failing=tokenizer.encode(scripted_responses.FAILING)),
             teacher_client=None,
             reward_loop_worker_handles=self.rewards.reward_loop_worker_handles,
         )
 
+    def write_scene(self, scene: str, tokenizer: Any) -> dict[tuple[int, ...], list[list[int]]]:
+        """Write the data set of a scene. Return the tokens of the responses by the tokens of the prompt."""
+        script = {}
+        rows = []
+        for name, responses in SCENES[scene].items():
+            messages = [{"role": "user", "content": f"{scene} {name}"}]
+            prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            script[tuple(prompt)] = [tokenizer.encode(text) for text in responses]
+            row = {
+                "data_source": "digits" if (scene, name) == ("pair", "B") else "letters",
+                "prompt": messages,
+                "reward_model": {"style": "rule", "ground_truth": ""},
+                "agent_name": "several_outputs" if scene == "several" else "single_turn_agent",
+            }
+            rows.append(row)
+        pandas.DataFrame(rows).to_parquet(self.folder / f"{scene}.parquet")
+        return script
+
     def config(self, scene: str, *overrides: str, prompts: int | None = None) -> Any:
-        """verl's configuration for a scene; with `prompts` fewer than the scene's, one batch after the other."""
+        """Return verl's configuration for a scene.
+
+        `prompts` is the number of prompts of a batch, by default all prompts of the scene.
+        """
         count = len(SCENES[scene]) if prompts is None else prompts
         return compose(
             f"data.train_files={self.folder}/{scene}.parquet",
@@ -237,13 +253,13 @@ class Pipeline:
             "data.shuffle=False",
             "data.dataloader_num_workers=0",
             f"actor_rollout_ref.model.path={self.tiny}/model",
-            "actor_rollout_ref.rollout.name=vllm",  # a name only: no server is started
+            "actor_rollout_ref.rollout.name=vllm",  # only a name, because no server is started
             "actor_rollout_ref.rollout.n=4",
             "actor_rollout_ref.rollout.agent.num_workers=1",
             f"actor_rollout_ref.rollout.agent.agent_loop_config_path={self.folder}/agents.yaml",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={count}",
             "actor_rollout_ref.actor.use_dynamic_bsz=True",
-            f"reward.custom_reward_function.path={stand_ins.__file__}",
+            f"reward.custom_reward_function.path={scripted_responses.__file__}",
             "reward.num_workers=1",
             "transfer_queue.enable=True",
             "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
@@ -265,11 +281,12 @@ class Pipeline:
         cls: type[PPOTrainer] = PPOTrainer,
         before_advantage: Callable[[Any], None] | None = None,
     ) -> Result:
-        """Train, as far as there is anything to train."""
-        self.clear()  # what a run that failed has left
+        """Run verl's `fit`. `before_advantage` is called with each batch before its advantages are computed."""
+        self.clear()  # a run that failed may have left rows
         log = self.folder / "metrics.jsonl"
         with mock.patch.dict(os.environ, VERL_FILE_LOGGER_PATH=str(log)):
-            trainer = recording(cls)(self.config(scene, *overrides, prompts=prompts))
+            config = self.config(scene, *overrides, prompts=prompts)
+            trainer = recording_class(cls)(config)
             trainer.prepare(before_advantage)
             trainer.fit(self.agents)
         return Result(trainer, metrics_of(log))
@@ -281,8 +298,8 @@ class Pipeline:
                 tq.kv_clear(partition_id=partition, keys=list(keys))
 
     @contextmanager
-    def empty(self) -> Iterator[None]:
-        """An empty queue for a block."""
+    def empty_queue(self) -> Iterator[None]:
+        """Empty the queue before and after a block."""
         self.clear()
         yield
         self.clear()

@@ -1,4 +1,4 @@
-"""Functions that are called after an import, wrappers and mixins: which parameters verl's functions must have."""
+"""Callbacks after an import, wrappers and mixins, and the parameters that verl's functions must have."""
 
 import functools
 import importlib
@@ -20,16 +20,18 @@ from verl_ext.trainers.mixin import require_same_parameters, with_mixin
 from verl_ext.trainers.ray_trainer import RayTrainer
 
 
-class Ours:
+class Mixin:
+    """Methods of verl_ext that override those of a class of verl."""
+
     def __init__(self, config, *args, **kwargs):
         self.seen = config
         super().__init__(config, *args, **kwargs)
 
     def update(self, batch):
-        return "ours", super().update(batch)
+        return "mixin", super().update(batch)
 
 
-class Verls:
+class OfVerl:
     def __init__(self, config):
         self.config = config
 
@@ -37,43 +39,51 @@ class Verls:
         return batch
 
 
-class Renamed(Verls):
+class RenamedParameter(OfVerl):
     def update(self, rows):
         return rows
 
 
-class Short(Verls):
+class WithoutParameter(OfVerl):
     def __init__(self):
         pass
 
 
-class Without:
+class WithoutMethod:
     def __init__(self, config):
         pass
 
 
-@pytest.mark.parametrize(("cls", "named"), [(Renamed, "update"), (Short, "__init__"), (Without, "update")])
-def test_other_parameters_of_verls_class_and_a_method_that_is_gone_are_refused(cls, named):
-    with pytest.raises(IntegrationError, match=facts(cls.__name__, named, *hooks.TESTED)):
-        require_same_parameters(Ours, cls, ("__init__", "update"))
+@pytest.mark.parametrize(
+    ("cls", "method"), [(RenamedParameter, "update"), (WithoutParameter, "__init__"), (WithoutMethod, "update")]
+)
+def test_a_class_without_the_expected_methods_and_parameters_is_refused(cls, method):
+    with pytest.raises(IntegrationError, match=facts(cls.__name__, method, *hooks.TESTED)):
+        require_same_parameters(Mixin, cls, ("__init__", "update"))
 
 
-def test_a_module_that_imported_the_name_before_gets_the_new_function(monkeypatch):
+def add_module(monkeypatch, name, check):
+    """Return a new imported module that has a function `check`."""
+    module = ModuleType(name)
+    module.check = check
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+def test_modules_that_imported_the_function_get_its_wrapper(monkeypatch):
     def original(config):
         return config
 
-    defining, holding, other = ModuleType("somewhere.a"), ModuleType("somewhere.b"), ModuleType("elsewhere.c")
-    for module in (defining, holding, other):
-        module.check = original
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    different = ModuleType("somewhere.d")
-    different.check = len
-    monkeypatch.setitem(sys.modules, "somewhere.d", different)
+    defining = add_module(monkeypatch, "somewhere.a", original)
+    importing = add_module(monkeypatch, "somewhere.b", original)
+    with_another_function = add_module(monkeypatch, "somewhere.c", len)
+    of_another_package = add_module(monkeypatch, "elsewhere.d", original)
     monkeypatch.setitem(sys.modules, "somewhere.e", None)  # a module that must not be imported
-    hooks.wrap(defining, "check", lambda original, config: ("ours", original(config)))
-    assert defining.check(1) == holding.check(1) == ("ours", 1)
-    assert other.check(1) == 1
-    assert different.check is len
+    hooks.wrap(defining, "check", lambda original, config: ("wrapped", original(config)))
+    assert defining.check(1) == ("wrapped", 1)
+    assert importing.check(1) == ("wrapped", 1)
+    assert with_another_function.check is len
+    assert of_another_package.check is original
 
 
 def plus_one(original: Callable[[int], int], number: int) -> int:
@@ -91,14 +101,14 @@ class Numbers:
         self.same = same
 
 
-def test_a_function_is_wrapped_once_by_the_same_function_and_again_by_another():
+def test_each_wrapper_wraps_a_function_only_once():
     numbers = Numbers(lambda number: number)
-    for around in (plus_one, plus_one, times_ten, times_ten):
-        hooks.wrap(numbers, "same", around)
+    for wrapper in (plus_one, plus_one, times_ten, times_ten):
+        hooks.wrap(numbers, "same", wrapper)
     assert numbers.same(2) == 30
 
 
-def test_a_wrapper_of_another_plugin_with_a_copy_of_the_mark_is_wrapped_again():
+def test_another_plugins_wrapper_with_a_copy_of_the_mark_is_wrapped():
     numbers = Numbers(lambda number: number)
     hooks.wrap(numbers, "same", plus_one)
 
@@ -119,14 +129,16 @@ def no_parameters() -> int: ...
 )
 def test_a_function_with_other_parameters_is_not_wrapped(original, parameters):
     numbers = Numbers(original)
-    named = ("Numbers.same", parameters, "number", *hooks.TESTED)
-    with pytest.raises(IntegrationError, match=facts(*named)):
+    message = facts("Numbers.same", parameters, "number", *hooks.TESTED)
+    with pytest.raises(IntegrationError, match=message):
         hooks.wrap(numbers, "same", plus_one)
     assert numbers.same is original
 
 
-@pytest.mark.parametrize("original", [lambda number, more=0: number, lambda *numbers: numbers[0]])
-def test_a_function_with_more_parameters_or_with_any_is_wrapped(original):
+@pytest.mark.parametrize(
+    "original", [lambda number, more=0: number, lambda *numbers: numbers[0]], ids=["one more", "any"]
+)
+def test_a_function_with_more_parameters_is_wrapped(original):
     numbers = Numbers(original)
     hooks.wrap(numbers, "same", plus_one)
     assert numbers.same(2) == 3
@@ -151,7 +163,7 @@ def recorder(calls: list, name: str) -> Callable[[ModuleType], None]:
     return lambda module: calls.append((name, getattr(module, "executed", False)))
 
 
-def test_a_callback_is_called_after_the_import_after_a_reload_and_now_if_the_module_is_imported(hooked):
+def test_a_callback_is_called_after_the_import_and_each_reload(hooked):
     hooked()
     calls = []
     hooks.after_import("hooked", recorder(calls, "before"))
@@ -165,7 +177,7 @@ def test_a_callback_is_called_after_the_import_after_a_reload_and_now_if_the_mod
     assert calls == [("before", True), ("later", True)] * 2
 
 
-def test_a_callback_that_is_added_during_the_import_is_called_once_after_the_import(hooked, monkeypatch):
+def test_a_callback_that_is_added_during_the_import_is_called_once(hooked, monkeypatch):
     hooked("import adding", "adding.add()")
     calls = []
     adding = ModuleType("adding")
@@ -184,7 +196,7 @@ def test_a_callback_that_another_callback_adds_is_called_once(hooked):
     assert calls == [("added", True)]
 
 
-def test_a_module_that_no_finder_knows_is_not_there(hooked):
+def test_a_module_that_no_finder_knows_cannot_be_imported(hooked):
     hooks.after_import("hooked", lambda module: None)
     with pytest.raises(ModuleNotFoundError, match="hooked"):
         importlib.import_module("hooked")
@@ -214,7 +226,7 @@ def test_a_hook_that_failed_refuses_the_runs_that_need_its_module(monkeypatch):
         assert raised.value.__cause__ is error
 
 
-class Saving:
+class WithCheckpoints:
     def save(self): ...
 
     def load(self): ...
@@ -225,20 +237,20 @@ class Helper:
         return trainer.save()
 
 
-def test_a_bound_method_that_a_method_calls_may_call_the_overridden_method():
+def test_a_bound_method_may_call_the_overridden_method():
     call = Helper().call
 
-    class Calls(Saving):
+    class Calls(WithCheckpoints):
         def save(self):
             return call(super())
 
-    require_passed_on(Calls, Saving, ("save", "load"))
+    require_passed_on(Calls, WithCheckpoints, ("save", "load"))
 
 
-def test_another_method_of_the_class_that_calls_the_overridden_method_does_not_count():
+def test_a_call_in_another_method_of_the_class_does_not_count():
     """Because of `super()`, the function `save` holds the class, which holds the function `load`."""
 
-    class Skips(Saving):
+    class Skips(WithCheckpoints):
         def save(self):
             return super().__init__()
 
@@ -246,21 +258,28 @@ def test_another_method_of_the_class_that_calls_the_overridden_method_does_not_c
             super().load()
             return super().save()
 
-    require_passed_on(Skips, Saving, ("load",))
+    require_passed_on(Skips, WithCheckpoints, ("load",))
     with pytest.raises(IntegrationError, match=facts("Skips.save", "super().save")):
-        require_passed_on(Skips, Saving, ("load", "save"))
+        require_passed_on(Skips, WithCheckpoints, ("load", "save"))
 
 
-def test_a_class_under_a_mixin_keeps_its_name_and_is_made_once():
-    mixed = with_mixin(Ours, Verls)
-    assert (mixed.__name__, mixed.__module__, mixed.__qualname__) == ("Verls", __name__, "Verls")
-    assert with_mixin(Ours, Verls) is with_mixin(Ours, mixed) is mixed
-    assert mixed({"a": 1}).update(1) == ("ours", 1)
+def test_a_class_with_a_mixin_keeps_its_name():
+    mixed = with_mixin(Mixin, OfVerl)
+    assert mixed.__name__ == "OfVerl"
+    assert mixed.__module__ == __name__
+    assert mixed.__qualname__ == "OfVerl"
+    assert mixed({"a": 1}).update(1) == ("mixin", 1)
 
 
-@pytest.mark.parametrize(("module", "ours"), [("v1.trainer_base", DefaultTrainer), ("ray_trainer", RayTrainer)])
-def test_the_page_names_the_methods_that_stand_over_a_trainers(module, ours):
+def test_the_class_with_a_mixin_is_made_once():
+    mixed = with_mixin(Mixin, OfVerl)
+    assert with_mixin(Mixin, OfVerl) is mixed
+    assert with_mixin(Mixin, mixed) is mixed
+
+
+@pytest.mark.parametrize(("module", "mixin"), [("v1.trainer_base", DefaultTrainer), ("ray_trainer", RayTrainer)])
+def test_the_page_names_the_methods_that_override_a_trainers(module, mixin):
     page = (Path(__file__).parents[2] / "docs/pages/verl.md").read_text(encoding="utf-8")
-    (cell,) = re.findall(rf"^\| `verl.trainer.ppo.{module}` \| .*? methods of ours over ([^;|]*)", page, re.M)
-    functions = {name for name, _ in getmembers(ours, isfunction)}
-    assert set(re.findall("`(.*?)`", cell)) == functions
+    row = re.search(rf"^\| `verl.trainer.ppo.{module}` \| .*? methods of ours over ([^;|]*)", page, re.M)
+    functions = {name for name, _ in getmembers(mixin, isfunction)}
+    assert set(re.findall("`(.*?)`", row[1])) == functions

@@ -1,4 +1,4 @@
-"""How the package gets into verl, and what is said where it does not. One fresh interpreter a story."""
+"""How the package gets into verl, and the error if it does not. Each test runs a program in a fresh interpreter."""
 
 import os
 import textwrap
@@ -14,8 +14,8 @@ import logging, sys, warnings
 warnings.simplefilter("always")
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", force=True)
 """
-# Estimators of verl's own still work: one group of two, right and wrong, std sqrt(0.5).
-OTHERS_WORK = """
+# verl's own estimators still work. The group has a correct and an incorrect response, so its std is sqrt(0.5).
+VERLS_ESTIMATORS_WORK = """
 import torch
 from verl.trainer.ppo import core_algos
 scores, mask = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.ones(2, 2)
@@ -24,7 +24,7 @@ for name in ("grpo", "rloo", "grpo_passk"):
 advantages, _ = core_algos.get_adv_estimator_fn("grpo")(scores, mask, index=["a", "a"])
 assert abs(advantages[0, 0].item() - 0.5 / 0.5 ** 0.5) < 1e-4, advantages
 """
-REFUSING = """
+ADDED_ESTIMATORS_RAISE = """
 from verl_ext.errors import IntegrationError
 from verl_ext.registry import ADDED_ESTIMATORS
 for name in ADDED_ESTIMATORS:
@@ -45,16 +45,16 @@ class Output:
     err: str
 
 
-def story(*parts: str, **environment: str) -> Output:
-    """Run the parts in an interpreter that has not seen verl, which must end well."""
+def run_program(*parts: str) -> Output:
+    """Run the parts of a program in a fresh interpreter, which must end without an error."""
     code = PRELUDE + "\n".join(textwrap.dedent(part) for part in parts)
-    done = fresh.run(code, environment=os.environ | environment)
+    done = fresh.run(code, environment=dict(os.environ))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return Output(done.stdout, done.stderr)
 
 
-def test_verl_finds_all_and_its_registry_keeps_what_it_had() -> None:
-    output = story(
+def test_verl_finds_all_estimators_and_its_registry_is_unchanged() -> None:
+    output = run_program(
         """
         import verl
         assert "verl.trainer.ppo.core_algos" not in sys.modules, "the plugin must not import what verl does not"
@@ -65,20 +65,24 @@ def test_verl_finds_all_and_its_registry_keeps_what_it_had() -> None:
         print(core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"].__name__)
         """
     )
-    found = [*(f"({name!r},)" for name in (*ADDED_ESTIMATORS, "gdpo")), "compute_gdpo_outcome_advantage"]
-    assert output.out.splitlines()[: len(found)] == found
+    found_by_verl = [f"({name!r},)" for name in (*ADDED_ESTIMATORS, "gdpo")]
+    expected = [*found_by_verl, "compute_gdpo_outcome_advantage"]
+    assert output.out.splitlines()[: len(expected)] == expected
 
 
-def test_a_hook_that_does_not_find_its_name_says_so_and_the_estimators_raise() -> None:
-    """Here one whose parameters are others, as the hook sees it."""
-    module, named = "verl.utils.config", ("validate_config", "settings", "config")
-    changed = f"""
+def test_if_a_hook_cannot_be_installed_the_added_estimators_raise() -> None:
+    """A function of verl has other parameters than its hook expects."""
+    module = "verl.utils.config"
+    change_parameters = f"""
     from verl_ext.hooks import after_import
     after_import({module!r}, lambda module: setattr(module, "validate_config", lambda settings: None))
     import {module}
     """
-    out = story(changed, OTHERS_WORK, REFUSING)
+    output = run_program(change_parameters, VERLS_ESTIMATORS_WORK, ADDED_ESTIMATORS_RAISE)
+    names = ("validate_config", "settings", "config")
     versions = (f"verl {version('verl')}", "0.9.0", "0.9.1")
-    assert a_line_says(out.err, "ERROR verl_ext", module, *named, *versions)
-    assert len(out.out.splitlines()) == len(ADDED_ESTIMATORS)
-    assert all(says(line, "REFUSED", module, *named, "doctor") for line in out.out.splitlines())
+    assert a_line_says(output.err, "ERROR verl_ext", module, *names, *versions)
+    lines = output.out.splitlines()
+    assert len(lines) == len(ADDED_ESTIMATORS)
+    for line in lines:
+        assert says(line, "REFUSED", module, *names, "doctor")

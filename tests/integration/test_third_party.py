@@ -1,4 +1,4 @@
-"""An estimator of another package, found by its entry point: registered, checked, saved and shown as our own."""
+"""Estimators of another package, found by their entry points, are registered, checked, saved and shown as our own."""
 
 import subprocess
 from pathlib import Path
@@ -67,7 +67,7 @@ from verl_ext import Center, Method, WeightedSum
 PLAIN = Method.from_steps("Plain, 2026", "centered rewards", (WeightedSum(), Center()))
 CANCELED = Method.from_steps("Canceled, 2026", "centered twice", (Center(), WeightedSum(), Center()))
 """
-STORY = """
+PROGRAM = """
 import logging
 logging.basicConfig(level=logging.WARNING)
 import torch
@@ -111,52 +111,56 @@ print("PAGE", "algorithm.gdpo" in page, "algorithm.fading" in page)
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """The story, in a process that has the package as pip would install it."""
+    """Return the output of the program in a process that has the other package as pip would install it."""
     site = tmp_path_factory.mktemp("site")
-    about = site / "other_estimators-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other-estimators\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+    metadata = site / "other_estimators-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other-estimators\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
     (site / "other_estimators.py").write_text(MODULE)
     (site / "other_broken.py").write_text('raise RuntimeError("on purpose")\n')
     (site / "other_plain.py").write_text(PLAIN)
-    done = fresh.run(f"import sys\nROOT = {str(ROOT)!r}\nsys.path.append({str(site)!r})\n{STORY}")
+    done = fresh.run(f"import sys\nROOT = {str(ROOT)!r}\nsys.path.append({str(site)!r})\n{PROGRAM}")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done
 
 
-def test_it_is_registered_checked_logged_saved_and_shown(printed):
+def test_an_estimator_is_registered_checked_and_shown(printed):
     assert "FIRST fading 0.5" in printed.stdout
     assert "SECOND 0.125 {'fade': {'batches': 1}}" in printed.stdout
     assert a_line_says(printed.stdout, "REFUSED", "algorithm.fading.rate", "at most 1", "found 2")
     assert "PRESET {'rate': 0.5}" in printed.stdout
     assert "algorithm.fading.rate=0.75" in printed.stdout
     assert "A_i = (r_i - mean_g(r)) * rate^t" in printed.stdout
-    assert "PAGE True False" in printed.stdout  # our page of settings has our settings
+    assert "PAGE True False" in printed.stdout  # the page of settings has only the settings of verl_ext
 
 
-def test_one_without_a_docstring_is_shown(printed):
+def test_an_estimator_without_a_docstring_is_shown(printed):
     assert "compose.steps=[weighted_sum,center]" in printed.stdout
 
 
-def test_one_with_a_step_without_effect_is_rejected(printed):
+def test_an_estimator_with_a_step_without_effect_is_rejected(printed):
     assert a_line_says(printed.stdout, "error", "center", "no effect", "Remove center")
     assert "CANCELED 1" in printed.stdout
 
 
-def test_a_name_of_ours_or_one_that_verl_does_not_look_up_cannot_be_taken(printed):
+def test_names_of_verl_ext_and_verl_cannot_be_replaced(printed):
     assert "DGPO verl_ext.advantages.estimator" in printed.stdout
     assert "GRPO compute_grpo_outcome_advantage" in printed.stdout
     assert a_line_says(printed.stdout, "grpo", "other_estimators")
 
 
-def test_a_broken_one_is_named_and_leaves_the_presets_of_the_others(printed):
+def test_a_broken_estimator_is_named_and_the_other_presets_are_loaded(printed):
     assert a_line_says(printed.stdout, "BROKEN", "'broken'", "other_broken", "on purpose")
     assert a_line_says(printed.stdout, "estimator", "gdpo")
     assert a_line_says(printed.stdout, "accepted:")
     assert a_line_says(printed.stdout, "rejected:")
     assert a_line_says(printed.stdout, "error", "broken", "on purpose")
     assert a_line_says(printed.stdout, "error", "'no_object'", "other_plain", "Method", "package.module:OBJECT")
-    warned = [line for line in printed.stderr.splitlines() if line.startswith("WARNING:verl_ext")]
-    for facts in (("'broken'", "on purpose"), ("'no_object'", "Method")):
-        assert len([line for line in warned if says(line, *facts)]) == 1, printed.stderr
+
+
+@pytest.mark.parametrize("words", [("'broken'", "on purpose"), ("'no_object'", "Method")], ids=["broken", "no object"])
+def test_an_entry_point_that_cannot_be_loaded_is_warned_about_once(printed, words):
+    warnings = [line for line in printed.stderr.splitlines() if line.startswith("WARNING:verl_ext")]
+    matching = [line for line in warnings if says(line, *words)]
+    assert len(matching) == 1, printed.stderr

@@ -327,7 +327,7 @@ def contributions(text):
 
 def test_a_contribution_is_what_a_reward_adds_to_the_sum_of_the_variant(compare, tmp_path):
     """By hand. The score is 2 right + form, and to it a logged `right` adds 1 right."""
-    folder, own = made.rollouts(tmp_path / "r", made.entries()), "[tests.integration.test_shares:Smallest,center]"
+    folder, own = made.rollouts(tmp_path / "r", made.entries()), "[tests.integration.custom_steps:Lowest,center]"
     found = contributions(compare(folder, "drgrpo", own, made.KEYS))
     assert found["grpo"] == ["26.3%", "47.5%", "26.3%"]
     assert found["drgrpo"] == ["36.8%", "63.2%", "0.0%"]

@@ -54,7 +54,7 @@ def test_the_list_that_it_prints_is_the_estimator(name, more, show):
 
 
 def test_a_custom_list_is_shown_with_its_steps(show):
-    steps = "[weighted_sum,center,{step:tests.integration.own_steps:Clip,limit:1.5}]"
+    steps = "[weighted_sum,center,{step:tests.integration.custom_steps:Clip,limit:1.5}]"
     text = show("compose", f"algorithm.compose.steps={steps}")
     assert says(text, "`x` between -limit and limit.", "limit=1.5", f"{steps}'")
 

@@ -1,4 +1,7 @@
-"""Settings that the tests of the default trainer share, and one without workers, over a queue in this process."""
+"""Settings that the tests of the default trainer share, and a default trainer without workers.
+
+The trainer without workers uses a queue in this process instead of TransferQueue.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +17,7 @@ from verl.trainer.ppo.core_algos import FixedKLController
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from tests.integration.trainers.drawn import WIDTH, Drawn, mask_first_prompt
+from tests.integration.trainers.trainer_batches import PADDING, WIDTH, TrainerBatch, mask_first_prompt
 from verl_ext.trainers.default_trainer import DefaultTrainer
 from verl_ext.trainers.mixin import with_mixin
 
@@ -22,18 +25,21 @@ DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False"
 HADW = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.eta_min=0")
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")
 ACC = "+algorithm.rewards.keys=[acc]"
-# Twelve rows, and a batch that must be a multiple of 16: four rows of padding.
+# The batch must be a multiple of 16, so that twelve rows get four rows of padding.
 PADDED = "actor_rollout_ref.actor.ppo_mini_batch_size=4"
-SESSIONS = True
-"""Whether responses may have several outputs."""
+HAS_SESSIONS = True
+"""Whether a response may have several outputs."""
 PARTITION = "train"
 
 
-class Light(PPOTrainer):
-    """verl's trainer, with what its advantage step reads."""
+class WithoutWorkers(PPOTrainer):
+    """verl's trainer with only the attributes that its advantage step reads."""
 
     def __init__(self, config: Any) -> None:
-        self.config, self.global_steps, self.local_trigger_step, self.parameter_sync_step = config, 1, 0, 1
+        self.config = config
+        self.global_steps = 1
+        self.local_trigger_step = 0
+        self.parameter_sync_step = 1
         self.kl_ctrl_in_reward = FixedKLController(1.0)
 
     def on_step_end(self) -> None: ...
@@ -57,77 +63,89 @@ class Queue:
 
     def kv_batch_get(self, keys: Sequence[str], partition_id: str, select_fields: Sequence[str]) -> TensorDict:
         rows = [self.rows[key] for key in keys]
-        found = {}
+        fields: dict[str, Any] = {}
         for name in select_fields:
             if all(name in row for row in rows):
                 values = [row[name] for row in rows]
-                found[name] = nested(values) if isinstance(values[0], torch.Tensor) else NonTensorStack(*values)
-        return TensorDict(found, batch_size=len(keys))
+                is_tensor = isinstance(values[0], torch.Tensor)
+                fields[name] = nested(values) if is_tensor else NonTensorStack(*values)
+        return TensorDict(fields, batch_size=len(keys))
 
 
 @contextmanager
-def in_this_process() -> Iterator[None]:
-    own = Queue()
-    with mock.patch.multiple(transfer_queue, kv_batch_put=own.kv_batch_put, kv_batch_get=own.kv_batch_get):
+def queue_in_this_process() -> Iterator[None]:
+    """Replace TransferQueue by an empty queue in this process."""
+    queue = Queue()
+    with mock.patch.multiple(transfer_queue, kv_batch_put=queue.kv_batch_put, kv_batch_get=queue.kv_batch_get):
         yield
 
 
 def nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a nested tensor of rows of different lengths."""
     return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
 
 
-def fields_of(drawn: Drawn) -> dict[str, Any]:
-    extra = [{"reward_extra_info": result} for result in drawn.results]
-    kl = torch.from_numpy(drawn.kl).float()[:, None].expand(-1, WIDTH)
-    tokens = {
-        "response_mask": drawn.mask,
-        "rm_scores": drawn.ends(drawn.score),
-        "token_level_scores_process": drawn.process_field,
-        "old_log_probs": kl,
-        "ref_log_prob": torch.zeros_like(kl),
-        **{name: drawn.ends(values) for name, values in drawn.token_fields.items()},
+def queue_fields(batch: TrainerBatch) -> dict[str, Any]:
+    """Return the fields that a batch has in the queue before advantages are computed."""
+    old_log_probs = torch.from_numpy(batch.kl).float()[:, None].expand(-1, WIDTH)
+    token_fields = {
+        "response_mask": batch.mask,
+        "rm_scores": batch.on_last_tokens(batch.score),
+        "token_level_scores_process": batch.process_field,
+        # verl's KL estimate is the difference of the two log-probabilities.
+        "old_log_probs": old_log_probs,
+        "ref_log_prob": torch.zeros_like(old_log_probs),
     }
-    lengths = drawn.length.tolist()
-    return {
-        "uid": NonTensorStack(*drawn.uids),
-        "data_source": NonTensorStack(*drawn.source),
-        "extra_fields": NonTensorStack(*extra),
-        **{name: NonTensorStack(*values) for name, values in drawn.dataset.items()},
-        **{
-            name: nested([row[:length] for row, length in zip(field, lengths, strict=True)])
-            for name, field in tokens.items()
-        },
+    for name, values in batch.token_fields.items():
+        token_fields[name] = batch.on_last_tokens(values)
+    results = [{"reward_extra_info": result} for result in batch.results]
+    fields = {
+        "uid": NonTensorStack(*batch.uids),
+        "data_source": NonTensorStack(*batch.source),
+        "extra_fields": NonTensorStack(*results),
     }
+    for name, values in batch.dataset.items():
+        fields[name] = NonTensorStack(*values)
+    lengths = batch.length.tolist()
+    for name, rows in token_fields.items():
+        fields[name] = nested([row[:length] for row, length in zip(rows, lengths, strict=True)])
+    return fields
 
 
-def made(config: Any) -> Any:
-    return with_mixin(DefaultTrainer, Light)(config)
+def make_trainer(config: Any) -> Any:
+    """Return a default trainer without workers, with the methods of verl_ext."""
+    return with_mixin(DefaultTrainer, WithoutWorkers)(config)
 
 
-def step(
-    trainer: Any, drawn: Drawn, *, hooked: bool, empty: Callable[[], Any] = in_this_process
+def run_step(
+    trainer: Any, batch: TrainerBatch, *, hooked: bool, empty_queue: Callable[[], Any] = queue_in_this_process
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The advantages and the metrics of a batch that is put into an empty queue."""
-    with empty(), hook() if hooked else nullcontext():
-        return computed(trainer, drawn)
+    """Return the advantages and the metrics of a batch that is put into an empty queue.
+
+    With `hooked`, a hook masks the first prompt.
+    """
+    with empty_queue(), masking_hook() if hooked else nullcontext():
+        return compute_from_queue(trainer, batch)
 
 
-def computed(trainer: Any, drawn: Drawn) -> tuple[torch.Tensor, dict[str, Any]]:
-    tags = [{"is_padding": True} if prompt < 0 else {} for prompt in drawn.prompt]
-    batch = KVBatchMeta(keys=drawn.names, tags=tags, partition_id=PARTITION)
-    fields = TensorDict(fields_of(drawn), batch_size=len(drawn.prompt))
-    transfer_queue.kv_batch_put(keys=drawn.names, partition_id=PARTITION, fields=fields, tags=tags)
+def compute_from_queue(trainer: Any, batch: TrainerBatch) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Put a batch into the queue. Return the advantages `[rows, WIDTH]` that the trainer writes, and its metrics."""
+    keys = batch.queue_keys
+    tags = [{"is_padding": True} if prompt == PADDING else {} for prompt in batch.prompt]
+    fields = TensorDict(queue_fields(batch), batch_size=len(keys))
+    transfer_queue.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields, tags=tags)
     metrics: dict[str, Any] = {}
-    trainer._compute_advantage(batch, metrics)
-    after = transfer_queue.kv_batch_get(keys=drawn.names, partition_id=PARTITION, select_fields=["advantages"])
-    padded = after["advantages"].to_padded_tensor(0.0)
-    return torch.nn.functional.pad(padded, (0, WIDTH - padded.shape[1])), metrics
+    trainer._compute_advantage(KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION), metrics)
+    written = transfer_queue.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["advantages"])
+    advantages = written["advantages"].to_padded_tensor(0.0)
+    missing_columns = WIDTH - advantages.shape[1]
+    return torch.nn.functional.pad(advantages, (0, missing_columns)), metrics
 
 
-def hook(original: Any = trainer_base.compute_advantage_for_multi_trajectories) -> Any:
-    """Run a hook of `trainer.pre_advantage_hooks` in the place of verl's next releases."""
-    return mock.patch.object(
-        trainer_base,
-        "compute_advantage_for_multi_trajectories",
-        lambda data, **more: original(mask_first_prompt(data), **more),
-    )
+def masking_hook(original: Any = trainer_base.compute_advantage_for_multi_trajectories) -> Any:
+    """Patch verl to mask the first prompt before advantages, as a hook of `trainer.pre_advantage_hooks` may."""
+
+    def compute_after_hook(data: Any, **options: Any) -> Any:
+        return original(mask_first_prompt(data), **options)
+
+    return mock.patch.object(trainer_base, "compute_advantage_for_multi_trajectories", compute_after_hook)

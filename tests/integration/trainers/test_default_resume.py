@@ -1,53 +1,67 @@
-"""The estimators' state through the saving and loading of verl's default trainer."""
+"""The state of an estimator through the saving and loading of verl's default trainer."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.integration.hadw_runs import saved, train
-from tests.integration.pipeline import Pipeline
+from tests.integration.hadw_checkpoints import saved_state, train_hadw
+from tests.integration.pipeline import Pipeline, Result
 
 HISTORY = ("capability_prior", "capability_posterior", "batch_accuracy", "eta_t", "updates")
 
 
-def assert_same_step(found: Any, expected: Any, step: int) -> None:
-    """The history exactly; sums of floats run over rows in the order in which they were done."""
-    one, other = found.metrics[step], expected.metrics[step]
+def assert_same_step(resumed: Result, uninterrupted: Result, step: int) -> None:
+    """Compare the history exactly, and other metrics up to the order of the rows in a sum."""
+    metrics = resumed.metrics[step]
+    expected = uninterrupted.metrics[step]
     for name in HISTORY:
-        assert one[f"hadw/{name}"] == other[f"hadw/{name}"], name
-    for name in other:
+        assert metrics[f"hadw/{name}"] == expected[f"hadw/{name}"], name
+    for name in expected:
         if name.startswith(("hadw/", "advantage/")):
-            assert one[name] == pytest.approx(other[name], rel=1e-12, abs=1e-12), name
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-12, abs=1e-12), name
 
 
-def updates(result: Any) -> int:
-    return int(result.trainer._verl_ext.state["weight_by_history"]["updates"])
+def updates_of(result: Result) -> int:
+    """Return the number of updates in the history at the end of a run."""
+    state = result.trainer._verl_ext.state
+    return int(state["weight_by_history"]["updates"])
 
 
-def test_a_resumed_run_goes_on_with_the_same_numbers(pipeline: Pipeline, tmp_path: Path) -> None:
-    whole = train(pipeline, tmp_path / "whole", 4)
-    train(pipeline, tmp_path / "parts", 2)
-    resumed = train(pipeline, tmp_path / "parts", 4, "trainer.resume_mode=auto")
+@pytest.fixture(scope="module")
+def uninterrupted(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """Return a run of four steps, and the folder of its checkpoints."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    return train_hadw(pipeline, folder, 4), folder
+
+
+def test_a_resumed_run_continues_with_the_same_numbers(
+    pipeline: Pipeline, tmp_path: Path, uninterrupted: tuple[Result, Path]
+) -> None:
+    expected, folder_of_expected = uninterrupted
+    train_hadw(pipeline, tmp_path, 2)
+    resumed = train_hadw(pipeline, tmp_path, 4, "trainer.resume_mode=auto")
     assert sorted(resumed.metrics) == [3, 4]
     for step in (3, 4):
-        assert_same_step(resumed, whole, step)
-    assert saved(tmp_path / "parts", 4) == saved(tmp_path / "whole", 4)
-    assert updates(resumed) == 4
-    # From the folder that a run is given, which is not the latest.
-    path = tmp_path / "whole" / "global_step_1"
-    again = train(
-        pipeline, tmp_path / "again", 2, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}"
-    )
-    assert sorted(again.metrics) == [2]
-    assert_same_step(again, whole, 2)
+        assert_same_step(resumed, expected, step)
+    assert saved_state(tmp_path, 4) == saved_state(folder_of_expected, 4)
+    assert updates_of(resumed) == 4
 
 
-def test_a_subclass_with_checkpoints_of_its_own_keeps_the_state(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_a_run_resumes_from_an_earlier_checkpoint_by_its_path(
+    pipeline: Pipeline, tmp_path: Path, uninterrupted: tuple[Result, Path]
+) -> None:
+    expected, folder_of_expected = uninterrupted
+    path = f"trainer.resume_from_path={folder_of_expected}/global_step_1"
+    resumed = train_hadw(pipeline, tmp_path, 2, "trainer.resume_mode=resume_path", path)
+    assert sorted(resumed.metrics) == [2]
+    assert_same_step(resumed, expected, 2)
+
+
+def test_a_subclass_with_its_own_checkpoints_keeps_the_state(pipeline: Pipeline, tmp_path: Path) -> None:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    class Own(PPOTrainer):
-        """Neither method calls `super`."""
+    class OwnCheckpoints(PPOTrainer):
+        """A trainer whose methods do not call `super`."""
 
         def _save_checkpoint(self) -> None:
             (tmp_path / "own.txt").write_text(str(self.global_steps))
@@ -56,5 +70,6 @@ def test_a_subclass_with_checkpoints_of_its_own_keeps_the_state(pipeline: Pipeli
             path = tmp_path / "own.txt"
             self.global_steps = int(path.read_text()) if path.exists() else 0
 
-    train(pipeline, tmp_path, 1, "trainer.resume_mode=auto", cls=Own)
-    assert updates(train(pipeline, tmp_path, 2, "trainer.resume_mode=auto", cls=Own)) == 2
+    train_hadw(pipeline, tmp_path, 1, "trainer.resume_mode=auto", cls=OwnCheckpoints)
+    resumed = train_hadw(pipeline, tmp_path, 2, "trainer.resume_mode=auto", cls=OwnCheckpoints)
+    assert updates_of(resumed) == 2

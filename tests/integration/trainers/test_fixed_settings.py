@@ -1,7 +1,8 @@
-"""The settings of a run are those of its start: one that somebody changes afterwards ends the next step."""
+"""The settings of a run are those of its start. A setting that changes afterwards is an error in the next step."""
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -9,90 +10,110 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from tests.facts import facts
-from tests.integration.conftest import has_default_trainer
-from tests.integration.trainers.drawn import batches, config_for
+from tests.integration.trainers.core_advantages import TRAINERS, config_for
+from tests.integration.trainers.random_batches import random_batches
 from verl_ext.errors import ConfigurationError
 
-TRAINERS = pytest.mark.parametrize("trainer", ["ray", *["default"] * has_default_trainer()])
+
+class Change(NamedTuple):
+    """A setting that is changed during a run, and the words of the error."""
+
+    algorithm: dict[str, Any]
+    """The section `algorithm` at the start of the run."""
+    path: str
+    value: Any
+    words: tuple[str, ...]
+
+
 KEYS = ["a", "b"]
-OURS = {"rewards": {"keys": KEYS, "weights": [1, 2]}, "gdpo": {"whiten": "token"}}
-CHANGED: dict[str, tuple[dict[str, Any], str, Any, tuple[str, ...]]] = {
-    "the weights": (OURS, "rewards.weights", [2, 1], ("algorithm.rewards.weights", "[1, 2]", "[2, 1]", "start")),
-    "weights that were not set": ({"rewards": {"keys": KEYS}}, "rewards.weights", [2, 1], ("None", "[2, 1]")),
-    "a section without the weights": (OURS, "rewards", {"keys": KEYS}, ("algorithm.rewards.weights", "[1, 2]", "None")),
-    "weights that are removed": (OURS, "rewards.weights", None, ("[1, 2]", "None")),
-    "verl's name of the weights": (
-        {"gdpo_reward_keys": KEYS, "gdpo_reward_weights": [1, 2], "gdpo": {"whiten": "token"}},
+GDPO = {"rewards": {"keys": KEYS, "weights": [1, 2]}, "gdpo": {"whiten": "token"}}
+GDPO_IN_VERLS_NAMES = {"gdpo_reward_keys": KEYS, "gdpo_reward_weights": [1, 2], "gdpo": {"whiten": "token"}}
+CHANGES = {
+    "the weights": Change(GDPO, "rewards.weights", [2, 1], ("algorithm.rewards.weights", "[1, 2]", "[2, 1]", "start")),
+    "weights that were not set": Change({"rewards": {"keys": KEYS}}, "rewards.weights", [2, 1], ("None", "[2, 1]")),
+    "a section without the weights": Change(
+        GDPO, "rewards", {"keys": KEYS}, ("algorithm.rewards.weights", "[1, 2]", "None")
+    ),
+    "weights that are removed": Change(GDPO, "rewards.weights", None, ("[1, 2]", "None")),
+    "verl's name of the weights": Change(
+        GDPO_IN_VERLS_NAMES,
         "gdpo_reward_weights",
         [2, 1],
         ("algorithm.gdpo_reward_weights", "[1, 2]", "[2, 1]"),
     ),
-    "the other name of the weights": (OURS, "gdpo_reward_weights", [2, 1], ("algorithm.gdpo_reward_weights", "None")),
-    "a setting of the estimator": (OURS, "gdpo.whiten", "none", ("algorithm.gdpo.whiten", "'token'", "'none'")),
-    "the estimator": (OURS, "adv_estimator", "drgrpo", ("algorithm.adv_estimator", "'gdpo'", "'drgrpo'")),
-    "a setting of verl": (OURS, "norm_adv_by_std_in_grpo", False, ("norm_adv_by_std_in_grpo", "True", "False")),
+    "the other name of the weights": Change(
+        GDPO, "gdpo_reward_weights", [2, 1], ("algorithm.gdpo_reward_weights", "None")
+    ),
+    "a setting of the estimator": Change(GDPO, "gdpo.whiten", "none", ("algorithm.gdpo.whiten", "'token'", "'none'")),
+    "the estimator": Change(GDPO, "adv_estimator", "drgrpo", ("algorithm.adv_estimator", "'gdpo'", "'drgrpo'")),
+    "a setting of verl": Change(GDPO, "norm_adv_by_std_in_grpo", False, ("norm_adv_by_std_in_grpo", "True", "False")),
 }
 
 
-def trainer_of(runs: Any, name: str, algorithm: dict[str, Any]) -> Any:
-    return runs.made(config_for(name, algorithm))
+class RepeatedRun:
+    """A trainer that computes the advantages of one random batch again and again."""
+
+    def __init__(self, trainer: str, data: st.DataObject, name: str, algorithm: dict[str, Any]) -> None:
+        self.runs = import_module(f"tests.integration.trainers.{trainer}_runs")
+        self.batch = data.draw(random_batches(sessions=self.runs.HAS_SESSIONS))
+        self.trainer = self.runs.make_trainer(config_for(name, algorithm))
+
+    def step(self) -> None:
+        self.runs.run_step(self.trainer, self.batch, hooked=False)
+
+    def change(self, path: str, value: Any) -> None:
+        """Change an entry of the section `algorithm` of the trainer's configuration."""
+        OmegaConf.update(self.trainer.config, f"algorithm.{path}", value, merge=False, force_add=True)
 
 
-def change(trainer: Any, path: str, value: Any) -> None:
-    OmegaConf.update(trainer.config, f"algorithm.{path}", value, merge=False, force_add=True)
+def for_each_trainer(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with two random batches of each trainer."""
+    with_data = settings(max_examples=2)(given(data=st.data())(test))
+    return pytest.mark.parametrize("trainer", TRAINERS)(with_data)
 
 
-@TRAINERS
-@pytest.mark.parametrize("case", CHANGED)
-@settings(max_examples=2)
-@given(data=st.data())
-def test_a_setting_that_changes_during_a_run_ends_the_next_step(trainer: str, case: str, data: st.DataObject) -> None:
-    algorithm, path, value, words = CHANGED[case]
-    runs = import_module(f"tests.integration.trainers.{trainer}_runs")
-    drawn = data.draw(batches(sessions=runs.SESSIONS))
-    made = trainer_of(runs, "gdpo", algorithm)
+@pytest.mark.parametrize("case", CHANGES)
+@for_each_trainer
+def test_a_setting_that_changes_during_a_run_is_an_error(trainer: str, case: str, data: st.DataObject) -> None:
+    change = CHANGES[case]
+    run = RepeatedRun(trainer, data, "gdpo", change.algorithm)
     for _ in range(2):
-        runs.step(made, drawn, hooked=False)
-    change(made, path, value)
+        run.step()
+    run.change(change.path, change.value)
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match=facts(*words)):
-            runs.step(made, drawn, hooked=False)
+        with pytest.raises(ConfigurationError, match=facts(*change.words)):
+            run.step()
 
 
-@TRAINERS
-@settings(max_examples=2)
-@given(data=st.data())
-def test_a_setting_that_is_written_otherwise_or_restored_is_no_change(trainer: str, data: st.DataObject) -> None:
-    """Nor is one that nothing of this package reads."""
-    runs = import_module(f"tests.integration.trainers.{trainer}_runs")
-    drawn = data.draw(batches(sessions=runs.SESSIONS))
-    made = trainer_of(runs, "gdpo", OURS)
-    changes = [("rewards.weights", [1.0, 2.0]), ("rewards.weights", "${weights}"), ("gamma", 0.5)]
-    OmegaConf.update(made.config, "weights", [1, 2], force_add=True)
-    for path, value in changes:
-        change(made, path, value)
-        runs.step(made, drawn, hooked=False)
-    OmegaConf.update(made.config, "weights", [2, 1])  # as an interpolation has it
+@for_each_trainer
+def test_the_same_value_in_another_form_is_no_change(trainer: str, data: st.DataObject) -> None:
+    run = RepeatedRun(trainer, data, "gdpo", GDPO)
+    run.change("rewards.weights", [1.0, 2.0])
+    run.step()
+    OmegaConf.update(run.trainer.config, "weights", [1, 2], force_add=True)
+    run.change("rewards.weights", "${weights}")
+    run.step()
+    run.change("gamma", 0.5)  # verl_ext does not read this setting
+    run.step()
+    OmegaConf.update(run.trainer.config, "weights", [2, 1])  # the interpolation now has another value
     with pytest.raises(ConfigurationError, match=facts("algorithm.rewards.weights", "[2, 1]")):
-        runs.step(made, drawn, hooked=False)
+        run.step()
 
 
-@TRAINERS
-@settings(max_examples=2)
-@given(data=st.data())
-def test_below_verls_own_estimator_the_settings_of_this_package_are_fixed_alone(
-    trainer: str, data: st.DataObject
-) -> None:
-    runs = import_module(f"tests.integration.trainers.{trainer}_runs")
-    drawn = data.draw(batches(sessions=runs.SESSIONS))
-    made = trainer_of(runs, "grpo", {"rewards": {"keys": KEYS}})
-    for norm in (False, True):  # which verl reads in every step
-        change(made, "norm_adv_by_std_in_grpo", norm)
-        runs.step(made, drawn, hooked=False)
-    change(made, "rewards.keys", ["b", "a"])
+@for_each_trainer
+def test_with_an_estimator_of_verl_only_settings_of_verl_ext_are_fixed(trainer: str, data: st.DataObject) -> None:
+    run = RepeatedRun(trainer, data, "grpo", {"rewards": {"keys": KEYS}})
+    for norm in (False, True):  # verl reads this setting in every step
+        run.change("norm_adv_by_std_in_grpo", norm)
+        run.step()
+    run.change("rewards.keys", ["b", "a"])
     with pytest.raises(ConfigurationError, match=facts("algorithm.rewards.keys", "['a', 'b']", "['b', 'a']")):
-        runs.step(made, drawn, hooked=False)
-    without = trainer_of(runs, "grpo", {})
-    runs.step(without, drawn, hooked=False)
-    change(without, "gdpo_reward_weights", [1, 2])
-    runs.step(without, drawn, hooked=False)
+        run.step()
+
+
+@for_each_trainer
+def test_a_run_without_verl_ext_may_change_its_settings(trainer: str, data: st.DataObject) -> None:
+    run = RepeatedRun(trainer, data, "grpo", {})
+    run.step()
+    run.change("gdpo_reward_weights", [1, 2])
+    run.step()

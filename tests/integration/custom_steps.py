@@ -1,4 +1,4 @@
-"""Steps as a user would write them, outside the package."""
+"""Custom steps, as a user would write them outside the package."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,27 +20,29 @@ class Clip(Step):
 
 
 class BySource(Step):
-    """Twice as much for the data source `letters`."""
+    """Double the values of the data source `letters`."""
 
     name = "by_source"
     needs_fields = ("data_source",)
 
     def apply(self, values, batch):
-        return values * np.array([[2.0 if source == "letters" else 1.0] for source in batch.field("data_source")])
+        factors = [2.0 if source == "letters" else 1.0 for source in batch.field("data_source")]
+        return values * np.array(factors)[:, None]
 
 
 class AddToolRewards(Step):
-    """Plus what the tools gave, a list a response."""
+    """Add the rewards of the tools, a list per response."""
 
     name = "add_tool_rewards"
     needs_fields = ("tool_rewards",)
 
     def apply(self, values, batch):
-        return values + np.array([[sum(rewards)] for rewards in batch.field("tool_rewards")])
+        sums = [sum(rewards) for rewards in batch.field("tool_rewards")]
+        return values + np.array(sums)[:, None]
 
 
 class Middle(Step):
-    """`x` less the mean of its group."""
+    """Subtract the mean of the group."""
 
     name = "middle"
     centers = True
@@ -50,7 +52,7 @@ class Middle(Step):
 
 
 class Halved(Step):
-    """It says that it needs centered values."""
+    """Halve values. The step declares that it needs centered values."""
 
     name = "halved"
     needs_centered = True
@@ -60,6 +62,8 @@ class Halved(Step):
 
 
 class Broken(Step):
+    """Raise a KeyError."""
+
     name = "broken"
 
     def apply(self, values, batch):
@@ -67,7 +71,7 @@ class Broken(Step):
 
 
 class Slower(Step):
-    """Divides by the number of batches so far."""
+    """Divide by the number of batches so far."""
 
     name = "slower"
 
@@ -80,6 +84,8 @@ class Slower(Step):
 
 
 class Pair(Slower):
+    """Return a state that JSON cannot represent exactly, because it has a tuple."""
+
     name = "pair"
 
     def transform(self, values, batch, state):
@@ -87,7 +93,7 @@ class Pair(Slower):
 
 
 class ByLength(Slower):
-    """Its state is in order on the made-up batch, which has more than four responses."""
+    """Return a state whose key is no text if a batch has four responses. A synthetic batch has more."""
 
     name = "by_length"
 
@@ -96,7 +102,7 @@ class ByLength(Slower):
 
 
 class Least(Step):
-    """Combines the rewards itself."""
+    """Take the minimum of the rewards, without declaring that it combines them."""
 
     name = "least"
 
@@ -105,14 +111,14 @@ class Least(Step):
 
 
 class Lowest(Least):
-    """It stands in the place of a sum."""
+    """Take the minimum of the rewards instead of their sum."""
 
     name = "lowest"
     sums = True
 
 
 class Signs(Step):
-    """The weights are lost in it: it does not use the sum."""
+    """Ignore the sum and therefore the weights."""
 
     name = "signs"
 
@@ -121,7 +127,7 @@ class Signs(Step):
 
 
 class HalveSecond(Step):
-    """It is written for two rewards: any other number of rewards is an error."""
+    """Halve the second of two rewards. Any other number of rewards is an error."""
 
     name = "halve_second"
 
@@ -131,6 +137,8 @@ class HalveSecond(Step):
 
 
 class Infinite(Step):
+    """Set the first value to infinity."""
+
     name = "infinite"
 
     def apply(self, values, batch):
@@ -138,4 +146,4 @@ class Infinite(Step):
 
 
 class Nameless(Step):
-    pass
+    """A step without a name."""

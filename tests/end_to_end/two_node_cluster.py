@@ -1,8 +1,8 @@
-"""A Ray cluster of two nodes on this machine: `RAY_TMPDIR=FOLDER python -m tests.end_to_end.nodes`.
+"""A Ray cluster of two nodes on this machine: `RAY_TMPDIR=FOLDER python -m tests.end_to_end.two_node_cluster`.
 
-It prints the address of the cluster once both nodes are there. The cluster ends with this process, which ends with its
-standard input. Ray's files go to the folder, whose path must be short. In Ray's usual folder, other programs of this
-machine would find the cluster and connect to it.
+The program prints the address of the cluster when both nodes have started. The cluster ends with this process, and the
+process ends with its standard input. Ray's files are in the folder, whose path must be short. In Ray's usual folder,
+other programs of this machine would find the cluster and connect to it.
 """
 
 import sys
@@ -10,7 +10,7 @@ import sys
 from ray.cluster_utils import Cluster
 
 SLOTS = 16
-"""CPUs of a node, in name only: verl reserves 3 for each rank, and more for its other processes."""
+"""The nominal number of CPUs of a node. verl reserves 3 for each rank, and more for its other processes."""
 
 
 def start() -> Cluster:

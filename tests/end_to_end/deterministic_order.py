@@ -1,7 +1,8 @@
-"""For `VERL_USE_EXTERNAL_MODULES`: two runs with one seed have the same answers, and the same rows in each mini-batch.
+"""Let two runs with one seed have the same responses and the same rows in each mini-batch.
 
-verl takes the rows of an update in the order in which they were done; here it is that of their tokens. Of two rollout
-servers it asks any that is free, and each draws from a generator of its own; here the first answers everything.
+A run imports this module by `VERL_USE_EXTERNAL_MODULES`. verl takes the rows of an update in the order in which their
+generation ended. This module sorts the rows by their tokens. verl asks any free rollout server, and each server has its
+own random generator. With this module, the first server generates every response.
 """
 
 from verl_ext.hooks import after_import, wrap
