@@ -53,13 +53,13 @@ def call(
     lengths: Sequence[int] | None = None,
     *,
     dtype: torch.dtype = torch.float64,
-    **given: Any,
+    **options: Any,
 ) -> Call:
     """Call the estimator as a trainer does, with the score on the last token of each response."""
     if lengths is None:
         lengths = [1] * len(scores)
     rewards, mask = tensors(scores, lengths, dtype)
-    return call_on_tensors(name, rewards, mask, uids, **given)
+    return call_on_tensors(name, rewards, mask, uids, **options)
 
 
 def call_on_tensors(
@@ -123,9 +123,9 @@ def table_of(
     return read_table(data, Request.of(run))
 
 
-def metrics_of(name: str, scores: Sequence[float], uids: Sequence[Hashable], **given: Any) -> dict[str, float]:
+def metrics_of(name: str, scores: Sequence[float], uids: Sequence[Hashable], **options: Any) -> dict[str, float]:
     """Return the metrics that a trainer would log for the call."""
-    return call(name, scores, uids, **given).metrics
+    return call(name, scores, uids, **options).metrics
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:

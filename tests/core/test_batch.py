@@ -134,12 +134,12 @@ def test_the_weight_of_a_column_is_the_weight_of_its_reward():
 
 
 def rubric_batch(labels: list[str], factors: list[list[float]]) -> Batch:
-    """Return a batch with the reward `right` and a rubric of two criteria, whose weights are the factors."""
+    """Return a batch with the reward `correct` and a rubric of two criteria, whose weights are the factors."""
     return Batch.of(
         np.zeros((len(labels), 3)),
         labels,
-        keys=("right", "rubric[0]", "rubric[1]"),
-        reward_of_column=("right", "rubric", "rubric"),
+        keys=("correct", "rubric[0]", "rubric[1]"),
+        reward_of_column=("correct", "rubric", "rubric"),
         factors=np.array(factors),
     )
 
@@ -169,7 +169,7 @@ def test_criteria_with_equal_weights_for_all_prompts_have_one_row():
     ("batch", "names"),
     [
         pytest.param(Batch.of([[1.0, 2.0]], ["p"], keys=("a", "b")), "'a', 'b'", id="two rewards"),
-        pytest.param(rubric_batch(["p"], [[1.0, 1.0, 1.0]]), "'right', 'rubric'", id="a reward and a rubric"),
+        pytest.param(rubric_batch(["p"], [[1.0, 1.0, 1.0]]), "'correct', 'rubric'", id="a reward and a rubric"),
     ],
 )
 def test_there_must_be_one_weight_per_reward(weights, batch, names):

@@ -24,10 +24,11 @@ def test_a_reward_without_scores_has_no_mean():
 
 
 def test_metrics_describe_each_reward():
-    """`a` is 1, 3 in group x and 2, 2 in group y: mean 2, sum of squared deviations 1 + 1 + 0 + 0 = 2.
+    """Each reward has one zero-variance group. Group x has a single score of `b`.
 
-    `b` is NaN, 5 in group x and 5, 7 in group y: mean 17/3, sum of squared deviations 2 * (2/3)^2 + (4/3)^2 = 24/9.
-    Each has one zero-variance group. Group x has a single score of `b`.
+    `a` is 1, 3 in group x and 2, 2 in group y. Its mean is 2, and the squared deviations are 1 + 1 + 0 + 0 = 2.
+    `b` is 5 in group x and 5, 7 in group y. Its mean is 17/3, and the squared deviations are
+    (2/3)^2 + (2/3)^2 + (4/3)^2 = 24/9.
     """
     batch = Batch.of([[1, NAN], [3, 5], [2, 5], [2, 7]], list("xxyy"), keys=("a", "b"))
     expected = {

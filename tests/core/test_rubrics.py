@@ -15,7 +15,7 @@ from verl_ext.core.metrics import reward_metrics
 from verl_ext.core.rubrics import Criteria, to_columns
 
 NAN = math.nan
-RIGHT_AND_RUBRIC = {"keys": ["right", "rubric"], "weights": [1.0, 0.5]}
+CORRECT_AND_RUBRIC = {"keys": ["correct", "rubric"], "weights": [1.0, 0.5]}
 NORMALIZED_SUM = {"compose": {"steps": ["center", "scale_by_std", "weighted_sum"]}}
 GDPO = ("gdpo", {})
 WITHOUT_WHITENING = {
@@ -32,28 +32,28 @@ def rubric_batch(uids, texts) -> Batch:
     return Batch.of(labels=uids, **to_columns(["rubric"], [Criteria.of("rubric", uids, texts)]))
 
 
-def right_and_rubric_batch(uids, right, texts) -> Batch:
-    """Return a batch with the reward `right` and a rubric."""
-    columns = [np.array(right), Criteria.of("rubric", uids, texts)]
-    return Batch.of(labels=uids, **to_columns(["right", "rubric"], columns))
+def correct_and_rubric_batch(uids, correct, texts) -> Batch:
+    """Return a batch with the reward `correct` and a rubric."""
+    columns = [np.array(correct), Criteria.of("rubric", uids, texts)]
+    return Batch.of(labels=uids, **to_columns(["correct", "rubric"], columns))
 
 
-def advantages(name, config, batch, rewards=RIGHT_AND_RUBRIC) -> np.ndarray:
+def advantages(name, config, batch, rewards=CORRECT_AND_RUBRIC) -> np.ndarray:
     """Return the advantages by an estimator with the keys and weights of the rewards."""
     chain = build(name, Settings.parse(config | {"rewards": rewards}))
     return chain(batch).advantages
 
 
 @pytest.mark.parametrize(("name", "config"), CHAINS.values(), ids=CHAINS.keys())
-@given(rollout=rollouts(keys=["right", *"abcde"]), count=st.integers(1, 5), weight=st.sampled_from([None, 3.0]))
+@given(rollout=rollouts(keys=["correct", *"abcde"]), count=st.integers(1, 5), weight=st.sampled_from([None, 3.0]))
 def test_criteria_of_equal_weight_share_the_weight_of_the_rubric(name, config, rollout, count, weight):
-    keys = ["right", *(f"criterion {index}" for index in range(count))]
+    keys = ["correct", *(f"criterion {index}" for index in range(count))]
     weights = [1.0] + [0.5 / count] * count
     rewards = [row[: count + 1] for row in rollout.rewards]
     separate_rewards = Batch.of(rewards, rollout.uids, keys=keys)
     weights_of_criteria = None if weight is None else [weight] * count
     texts = [rubric(row[1:], weights_of_criteria) for row in rewards]
-    with_rubric = right_and_rubric_batch(rollout.uids, rollout.columns["right"], texts)
+    with_rubric = correct_and_rubric_batch(rollout.uids, rollout.columns["correct"], texts)
 
     expected = advantages(name, config, separate_rewards, {"keys": keys, "weights": weights})
 
@@ -61,7 +61,7 @@ def test_criteria_of_equal_weight_share_the_weight_of_the_rubric(name, config, r
 
 
 @pytest.mark.parametrize(("name", "config"), WITHOUT_WHITENING.values(), ids=WITHOUT_WHITENING.keys())
-@given(rollout=rollouts(keys=["right", *"abcde"]), new_count=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
+@given(rollout=rollouts(keys=["correct", *"abcde"]), new_count=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
 def test_the_number_of_criteria_of_another_prompt_changes_nothing(name, config, rollout, new_count, seed):
     random = np.random.default_rng(seed)
     uids = [str(uid) for uid in rollout.uids]
@@ -73,7 +73,7 @@ def test_the_number_of_criteria_of_another_prompt_changes_nothing(name, config, 
         for uid, (_, *criteria) in zip(uids, rollout.rewards, strict=True):
             count = count_of_uid[uid]
             texts.append(rubric(criteria[:count], weights_of_uid[uid][:count]))
-        return advantages(name, config, right_and_rubric_batch(uids, rollout.columns["right"], texts))
+        return advantages(name, config, correct_and_rubric_batch(uids, rollout.columns["correct"], texts))
 
     first_uid = uids[0]
     of_other_prompts = np.array(uids) != first_uid
@@ -112,20 +112,20 @@ SUMS = [(5 - 8) / 16, (5 + 3) / 16, 0.5 + 0.5, NAN, 0.5 * 0.5]
 
 
 def test_criteria_are_columns_whose_weights_have_a_sign():
-    batch = right_and_rubric_batch(UIDS, [0.0] * 5, TEXTS)
+    batch = correct_and_rubric_batch(UIDS, [0.0] * 5, TEXTS)
     weighted = batch.with_weights([1.0, 2.0])
-    assert batch.keys == ("right", "rubric[0]", "rubric[1]", "rubric[2]")
-    assert batch.reward_of_column == ("right", "rubric", "rubric", "rubric")
+    assert batch.keys == ("correct", "rubric[0]", "rubric[1]", "rubric[2]")
+    assert batch.reward_of_column == ("correct", "rubric", "rubric", "rubric")
     np.testing.assert_array_equal(weighted.weights[0], [1.0, 2 * 5 / 16, 2 * 3 / 16, 2 * -8 / 16])
 
 
 def test_a_rubric_is_the_weighted_sum_of_its_scored_criteria():
-    batch = right_and_rubric_batch(UIDS, [0.0] * 5, TEXTS)
+    batch = correct_and_rubric_batch(UIDS, [0.0] * 5, TEXTS)
     np.testing.assert_array_equal(batch.by_reward().returns[:, 1], SUMS)
 
 
 def test_the_advantages_of_a_rubric_are_centered_sums():
-    """The means of the sums are (-3 + 8) / 32 = 5 / 32 for p and (1 + 0.25) / 2 = 0.625 for q."""
+    """The sums of p have the mean (-3 + 8) / 32 = 5 / 32. Those of q have the mean (1 + 0.25) / 2 = 0.625."""
     batch = rubric_batch(UIDS, TEXTS)
     result = build("drgrpo", Settings())(batch)
     np.testing.assert_allclose(result.advantages, [-11 / 32, 11 / 32, 0.375, 0.0, -0.375])
@@ -133,13 +133,13 @@ def test_the_advantages_of_a_rubric_are_centered_sums():
 
 def test_metrics_describe_a_rubric_and_not_its_columns():
     """The last two criteria of p vary, and the second criterion of q."""
-    metrics = reward_metrics(right_and_rubric_batch(UIDS, [0.0] * 5, TEXTS))
-    assert {name.split("/")[1] for name in metrics} == {"right", "rubric"}
+    metrics = reward_metrics(correct_and_rubric_batch(UIDS, [0.0] * 5, TEXTS))
+    assert {name.split("/")[1] for name in metrics} == {"correct", "rubric"}
     assert metrics["reward/rubric/mean"] == np.nanmean(SUMS)
     assert metrics["reward/rubric/unscored"] == 1
     assert metrics["reward/rubric/criteria"] == (3 + 2) / 2
     assert metrics["reward/rubric/varying_criteria_fraction"] == (2 + 1) / (3 + 2)
-    assert "reward/right/criteria" not in metrics
+    assert "reward/correct/criteria" not in metrics
 
 
 def test_criteria_that_cancel_are_exactly_0_if_prompts_have_different_criteria():
@@ -221,21 +221,21 @@ def test_a_prompt_without_criteria_is_rejected_with_the_remedy():
 
 RUBRICS_OF_P = [rubric([1, 0], [3, 1]), rubric([0, 0], [3, 1])]  # 0.75 and 0
 UNSCORED = rubric([NAN])
-P_WITH_RUBRIC_Q_WITHOUT = right_and_rubric_batch([*"ppqq"], [0.0, 0.0, 1.0, 0.0], [*RUBRICS_OF_P, UNSCORED, UNSCORED])
+P_WITH_RUBRIC_Q_WITHOUT = correct_and_rubric_batch([*"ppqq"], [0.0, 0.0, 1.0, 0.0], [*RUBRICS_OF_P, UNSCORED, UNSCORED])
 
 
 def test_a_prompt_with_an_unscored_rubric_uses_its_other_rewards():
-    rewards = {"keys": ["right", "rubric"], "weights": [1.0, 1.0]}
+    rewards = {"keys": ["correct", "rubric"], "weights": [1.0, 1.0]}
     found = advantages("drgrpo", {}, P_WITH_RUBRIC_Q_WITHOUT, rewards)
     np.testing.assert_array_equal(found, [0.375, -0.375, 0.5, -0.5])
 
 
 def test_a_prompt_with_an_unscored_rubric_does_not_change_other_prompts():
-    p_alone = right_and_rubric_batch([*"pp"], [0.0, 0.0], RUBRICS_OF_P)
+    p_alone = correct_and_rubric_batch([*"pp"], [0.0, 0.0], RUBRICS_OF_P)
     q_alone = Batch.of([[1.0], [0.0]], [*"qq"])
     found = advantages("compose", NORMALIZED_SUM, P_WITH_RUBRIC_Q_WITHOUT)
     of_p = advantages("compose", NORMALIZED_SUM, p_alone)
-    of_q = advantages("compose", NORMALIZED_SUM, q_alone, {"keys": ["right"], "weights": [1.0]})
+    of_q = advantages("compose", NORMALIZED_SUM, q_alone, {"keys": ["correct"], "weights": [1.0]})
     np.testing.assert_array_equal(found, [*of_p, *of_q])
 
 

@@ -23,7 +23,7 @@ def test_a_conflict_in_one_prompt_does_not_shift_the_turns_of_another(rewards_of
     """
     rewards_of_p = [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
     turns = Turns.of_counts([2, 1, 1, 1, 1], (0,))
-    batch = Batch.of([*rewards_of_p, *rewards_of_q], list("pppqqq"), keys=("tool", "right"), turns=turns)
+    batch = Batch.of([*rewards_of_p, *rewards_of_q], list("pppqqq"), keys=("tool", "correct"), turns=turns)
     settings = Settings.parse({"gd2po": {"whiten": "sequence"}})
 
     result = build("gd2po", settings)(batch)

@@ -72,12 +72,12 @@ def as_text(value: object) -> str | None:
     return json.dumps(value).replace('"', "") if isinstance(value, list) else None
 
 
-def list_rejected_with_words(*cases: tuple[list, tuple[str, ...]]):
+def rejected_lists(*cases: tuple[list, tuple[str, ...]]):
     """Parametrize a test with lists of steps, each with the words of the message about the list."""
     return pytest.mark.parametrize(("steps", "words"), cases, ids=as_text)
 
 
-@list_rejected_with_words(
+@rejected_lists(
     ([], ("algorithm.compose.steps", "[weighted_sum,center,scale_by_std]", "verl_ext show gdpo")),
     (["center"], ("algorithm.compose.steps", "weighted_sum", "found 0")),
     ([*SUMMED, "weighted_sum"], ("weighted_sum", "found 2")),
@@ -88,7 +88,7 @@ def test_a_list_without_exactly_one_sum_is_rejected(steps, words):
         composed(*steps)
 
 
-@list_rejected_with_words(
+@rejected_lists(
     (["drop_conflicts", "center", "weighted_sum"], ("steps[0]", "drop_conflicts", "must come after center")),
     (["weight_by_density", "center", "weighted_sum"], ("steps[0]", "weight_by_density", "must come after center")),
     (["weighted_sum", "weight_by_history"], ("steps[1]", "weight_by_history", "must come after center")),
@@ -108,7 +108,7 @@ def test_a_step_that_needs_the_separate_rewards_is_rejected_after_the_sum(name):
         composed(*SUMMED, name)
 
 
-@list_rejected_with_words(
+@rejected_lists(
     ([*SUMMED, "balance", "balance"], ("steps[3]", "balance occurs twice", "Remove one")),
     ([*SUMMED, "weight_by_history", "weight_by_history"], ("steps[3]", "weight_by_history occurs twice")),
     (["center", "scale_by_std", "scale_by_std", "weighted_sum"], ("steps[2]", "scale_by_std occurs twice")),
@@ -119,7 +119,7 @@ def test_a_repeated_step_is_rejected(steps, words):
         composed(*steps)
 
 
-@list_rejected_with_words(
+@rejected_lists(
     (["weighted_sum", "length_penalty", "center"], ("steps[1]", "length_penalty needs the setting 'weight'")),
     ([*SUMMED, {"step": "scale_by_std", "epsilom": 1}], ("scale_by_std", "'epsilom'", "did you mean 'epsilon'")),
     ([*SUMMED, {"step": "balance", "over": "rows"}], ("balance.over", "'rows'", "'sequence', 'token'")),
@@ -135,7 +135,7 @@ def test_a_wrong_setting_of_a_step_is_rejected(steps, words):
         composed(*steps)
 
 
-@list_rejected_with_words(
+@rejected_lists(
     (
         ["centr", "weighted_sum"],
         ("steps[0]", "'centr'", "did you mean 'center'", "'balance'", "package.module:Class"),
@@ -169,7 +169,7 @@ NO_EFFECT = "no effect: without it, the advantages of synthetic batches are the 
 NOT_CENTERED = "gets values whose mean is not 0 in each group"
 
 
-@list_rejected_with_words(
+@rejected_lists(
     ([*SUMMED, "balance", "scale_by_std"], ("Step 3", "balance")),
     ([*SUMMED, "weight_by_difficulty", "scale_by_std"], ("Step 3", "weight_by_difficulty")),
     ([*SUMMED, "weight_by_focal", "scale_by_std"], ("Step 3", "weight_by_focal")),
@@ -194,7 +194,7 @@ def test_leave_one_out_before_a_division_within_the_group_is_an_error():
     assert_error_at_start_up(steps, "Step 2", "leave_one_out=True", "no effect")
 
 
-@list_rejected_with_words(
+@rejected_lists(
     (["weighted_sum", "balance", "divide_by_mean", "center"], ("Step 2", "balance")),
     (["weighted_sum", "balance", "divide_by_batch_std", "center"], ("Step 2", "balance")),
     (["weighted_sum", "divide_by_batch_std", "divide_by_mean", "center"], ("Step 2", "divide_by_batch_std")),
@@ -205,7 +205,7 @@ def test_a_factor_of_the_batch_that_a_later_division_cancels_is_an_error(steps, 
     assert_error_at_start_up(steps, *words, NO_EFFECT)
 
 
-@list_rejected_with_words(
+@rejected_lists(
     (["weighted_sum", "scale_by_std"], ("Step 2", "scale_by_std", "Add center directly before scale_by_std")),
     ([*SUMMED, "weight_by_history", "scale_by_std"], ("Step 4", "scale_by_std")),
     (["center", "drop_conflicts", "scale_by_mad", "weighted_sum"], ("Step 3", "scale_by_mad")),

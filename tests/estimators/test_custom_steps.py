@@ -187,7 +187,7 @@ CLIPPED_BY_MINE = "[weighted_sum,center,{step:mine:Clip,limit:0.5}]"
 
 @pytest.fixture
 def dump_of_custom_step(tmp_path, monkeypatch):
-    """Return the dump of a run with a step from the file `mine.py`, which has not been imported any more."""
+    """Return the dump of a run with a step from the file `mine.py`, which is no longer imported."""
     (tmp_path / "mine.py").write_text(Path(custom_steps.__file__).read_text())
     monkeypatch.syspath_prepend(str(tmp_path))
     steps = ["weighted_sum", "center", {"step": "mine:Clip", "limit": 0.5}]

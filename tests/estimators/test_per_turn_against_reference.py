@@ -15,9 +15,9 @@ from verl_ext import Batch, Settings, build
 from verl_ext.core.chain import Result
 from verl_ext.core.turns import Turns
 
-KEYS = ["tool", "right", "form"]
+KEYS = ["tool", "correct", "form"]
 WEIGHTS = [1.0, 0.5, 2.0]
-REWARDS = {"keys": KEYS, "weights": WEIGHTS, "accuracy_key": "right"}
+REWARDS = {"keys": KEYS, "weights": WEIGHTS, "accuracy_key": "correct"}
 VALUES = [0.0, 1.0, -1.0, 0.5]
 DISCOUNT = st.sampled_from([1.0, 0.5])
 
@@ -30,7 +30,7 @@ class Response:
 
     uid: str
     tool: list[float]
-    right: float
+    correct: float
     form: float
     lengths: list[int]
     accuracy: float
@@ -56,11 +56,11 @@ def responses(draw: st.DrawFn) -> list[Response]:
     group_of_response = np.repeat(np.arange(len(group_sizes)), group_sizes)
     for group in random.permutation(group_of_response):
         turn_count = int(random.choice([1, 1, 2, 3, 4]))
-        right, form = with_unscored(random.choice(VALUES, size=2))
+        correct, form = with_unscored(random.choice(VALUES, size=2))
         (accuracy,) = with_unscored(random.integers(0, 5, 1) / 4)
         tool = with_unscored(random.choice(VALUES, size=turn_count))
         lengths = random.integers(0, 9, turn_count).tolist()
-        result.append(Response(f"p{group}", tool, right, form, lengths, accuracy))
+        result.append(Response(f"p{group}", tool, correct, form, lengths, accuracy))
     return result
 
 
@@ -87,7 +87,7 @@ def rows_of(batch: list[Response], discount: float, conditions: Conditions | Non
     rows = []
     for number, response in enumerate(batch):
         count = response.turn_count
-        rewards = {"tool": response.tool, "right": [response.right] * count, "form": [response.form] * count}
+        rewards = {"tool": response.tool, "correct": [response.correct] * count, "form": [response.form] * count}
         rewards = reference.conditioned(rewards, conditions or {})
         last_turn = count - 1
         for turn in range(count):
@@ -95,7 +95,7 @@ def rows_of(batch: list[Response], discount: float, conditions: Conditions | Non
             to_the_end = discount ** (last_turn - turn)
             returns = {
                 "tool": sum(discounted),
-                "right": to_the_end * rewards["right"][turn],
+                "correct": to_the_end * rewards["correct"][turn],
                 "form": to_the_end * rewards["form"][turn],
             }
             row = Row(
@@ -144,7 +144,7 @@ def core_batch(batch: list[Response], discount: float, **more: Any) -> Batch:
     rewards = []
     lengths = []
     for response in batch:
-        rewards.extend([tool, response.right, response.form] for tool in response.tool)
+        rewards.extend([tool, response.correct, response.form] for tool in response.tool)
         lengths.extend(response.lengths)
     return Batch.of(
         rewards,
@@ -201,7 +201,7 @@ def whitened_by_sequences(totals: list[float], rows: list[Row]) -> list[float]:
     responses(),
     DISCOUNT,
     st.sampled_from(["sequence", "token", "none"]),
-    st.sampled_from([{}, {"tool": ("right", 0.5)}, {"tool": ("right", 0.5), "form": ("right", 0.0)}]),
+    st.sampled_from([{}, {"tool": ("correct", 0.5)}, {"tool": ("correct", 0.5), "form": ("correct", 0.0)}]),
 )
 def test_gdpo_with_conditions_before_the_returns_equals_the_plain_loops(batch, discount, whiten, conditions):
     rows = rows_of(batch, discount, conditions)
@@ -295,7 +295,7 @@ def test_maxrl_equals_the_plain_loops(batch, discount, epsilon):
     """maxrl needs rewards of at least 0."""
     for response in batch:
         response.tool = [abs(reward) for reward in response.tool]
-        response.right = abs(response.right)
+        response.correct = abs(response.correct)
         response.form = abs(response.form)
     rows = rows_of(batch, discount)
     expected = reference.maxrl(totals_of(rows), labels_of(rows), epsilon)

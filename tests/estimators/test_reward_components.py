@@ -167,14 +167,14 @@ def test_the_accuracy_is_the_named_component_or_acc_or_the_score(
 @pytest.mark.parametrize("name", ["dgpo", "hadw"])
 def test_a_single_key_is_the_accuracy_unless_there_is_acc(name):
     score = [5.0, -3, 5, 5]
-    columns = {"right": np.array([1.0, 0, 1, 1]), "score": np.array(score)}
+    columns = {"correct": np.array([1.0, 0, 1, 1]), "score": np.array(score)}
     with_acc = columns | {"acc": np.zeros(4)}
 
     def metrics(components, **rewards):
-        config = {"rewards": {"keys": ["right"], **rewards}}
+        config = {"rewards": {"keys": ["correct"], **rewards}}
         return metrics_of(name, score, UIDS, components=components, config=config, returned=[*components])
 
-    named = metrics(columns, accuracy_key="right")
+    named = metrics(columns, accuracy_key="correct")
     assert metrics(columns) == named
     assert metrics(with_acc) != named
 
