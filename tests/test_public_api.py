@@ -9,7 +9,7 @@ import pytest
 
 import verl_ext
 from tests.fresh import TIMEOUT
-from tests.tools import made
+from tests.tools.run_files import rollout_lines, write_rollouts
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [path for folder in ("scripts", "recipes") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -43,7 +43,7 @@ def test_importing_it_imports_nothing_heavy(modules, heavy):
 
 
 def test_compare_imports_nothing_of_verl(tmp_path):
-    folder = made.rollouts(tmp_path / "r", made.entries())
+    folder = write_rollouts(tmp_path / "r", rollout_lines())
     program = (
         "import sys; from verl_ext.cli import main; main(sys.argv[1:]); "
         "print('LOADED', {'verl', 'ray', 'torch', 'matplotlib'} & set(sys.modules))"

@@ -11,7 +11,7 @@ from tests.calls import call
 from tests.estimators.test_compose import SUMMED, composed, findings_at_start_up
 from tests.facts import a_line_says, facts, says
 from tests.integration import own_steps
-from tests.tools import made
+from tests.tools.run_files import KEYS, run_command, write_dump
 from verl_ext import Batch
 from verl_ext.errors import CheckpointError, ConfigurationError
 
@@ -149,18 +149,18 @@ def test_a_state_that_cannot_be_saved_is_rejected_at_the_first_batch():
 
 
 def test_compare_imports_a_custom_step_only_if_the_command_line_names_it(capsys, tmp_path, monkeypatch):
-    compare = partial(made.call, capsys, "compare")
+    compare = partial(run_command, capsys, "compare")
     (tmp_path / "mine.py").write_text(Path(own_steps.__file__).read_text())
     monkeypatch.syspath_prepend(str(tmp_path))
     steps = ["weighted_sum", "center", {"step": "mine:Clip", "limit": 0.5}]
-    folder, _ = made.dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})
+    folder, _ = write_dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})
     named = "[weighted_sum,center,{step:mine:Clip,limit:0.5}]"
     del sys.modules["mine"]
-    assert "compose" in compare(folder, "gdpo", made.KEYS)
+    assert "compose" in compare(folder, "gdpo", KEYS)
     assert a_line_says(compare(folder, "compose", status=1), "algorithm.compose.steps")
     assert "mine" not in sys.modules
     for arguments in ([named], ["compose", f"algorithm.compose.steps={named}"]):
         assert a_line_says(compare(folder, *arguments), "equal", "recorded")
     del sys.modules["mine"]
     (tmp_path / "mine.py").unlink()
-    assert a_line_says(compare(folder, "gdpo", made.KEYS), "gdpo")
+    assert a_line_says(compare(folder, "gdpo", KEYS), "gdpo")
