@@ -24,7 +24,7 @@ def compare(options: argparse.Namespace) -> int:
         rollouts = read_rollouts(options.rollouts, options.prompt)
     compared, shared = variants.parse(options.variants, rollouts)
     rollouts = rollouts.with_rubrics(_rubrics(compared)).with_score(shared.rewards)
-    outcomes = [variants.outcome(variant, rollouts) for variant in compared]
+    outcomes = [variants.compute_outcome(variant, rollouts) for variant in compared]
     keys = _keys(compared) or (rollouts.total_key,)
     bins, notes_on_accuracy = _accuracy_bins(rollouts, shared)
     notes = [*_notes(rollouts, outcomes, shared), *notes_on_accuracy, *_notes_on_unscored_rewards(rollouts, keys)]

@@ -119,7 +119,7 @@ class Rollouts:
         raise DataError(f"{setting}: {unknown('reward', key, self.rewards)}.")
 
     def with_rubrics(self, keys: Collection[str]) -> Rollouts:
-        """Return the same with these rubrics, which are text in the files."""
+        """Return these rollouts with the values of rubrics, which are text in the files."""
         prompt_of_row = [self.prompts.labels[prompt] for prompt in self.prompts.ids]
         no_texts = [None] * len(self.table)
         rubrics = {}
@@ -134,7 +134,7 @@ class Rollouts:
         return replace(self, rubrics=rubrics, rewards=rewards, contributions=contributions)
 
     def with_score(self, settings: RewardsSettings) -> Rollouts:
-        """Return the same with a score. If the files have no score, it is the weighted sum of the named rewards."""
+        """Return these rollouts with a score. If the files have none, it is the weighted sum of the named rewards."""
         if self.total_key in self.rewards:
             return self
         keys = settings.keys
@@ -155,7 +155,7 @@ class Rollouts:
 
     @property
     def summary(self) -> str:
-        """Say how much was read, and from where."""
+        """A sentence about how much was read, and from where."""
         trajectories = np.count_nonzero(self.turns == 0)
         rows = f"{trajectories:,} trajectories"
         if self.turns.any():

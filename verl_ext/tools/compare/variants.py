@@ -98,7 +98,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[_Request], list[str]]:
     for argument in arguments:
         first, *overrides = _SPACE_BEFORE_SETTING.split(argument.strip())
         before_bracket, _, _ = first.partition("[")
-        if "=" in before_bracket:
+        if "=" in before_bracket:  # a setting such as KEY=[a,b], and not a list of steps
             shared_overrides += [first, *overrides]
         elif first.startswith("["):
             steps = f"algorithm.compose.steps={first}"
@@ -144,7 +144,7 @@ def settings_of(rollouts: Rollouts, overrides: Sequence[str] = ()) -> Settings:
     return replace(settings, kl_in_reward=False)
 
 
-def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
+def compute_outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     """Compute the advantages update by update, because an estimator may carry state from one to the next."""
     named_keys = variant.settings.rewards.keys
     keys = named_keys or (rollouts.total_key,)
@@ -269,10 +269,8 @@ def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:
     """
     rewards = settings.rewards
     rewards_of_run = settings_of(rollouts).rewards
-    is_accuracy_of_run = (rewards.accuracy_key, rewards.accuracy_threshold) == (
-        rewards_of_run.accuracy_key,
-        rewards_of_run.accuracy_threshold,
-    )
+    key_and_threshold = (rewards.accuracy_key, rewards.accuracy_threshold)
+    is_accuracy_of_run = key_and_threshold == (rewards_of_run.accuracy_key, rewards_of_run.accuracy_threshold)
     if "accuracy" in rollouts.table and is_accuracy_of_run:
         return "accuracy", rollouts.table["accuracy"].to_numpy(float)
     key = rewards.accuracy_in(rollouts.rewards, score=rollouts.total_key)
