@@ -9,7 +9,7 @@ import pytest
 
 import verl_ext
 from tests.fresh import TIMEOUT
-from tests.tools import made
+from tests.tools.run_files import rollout_lines, write_rollouts
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [path for folder in ("scripts", "recipes") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -54,7 +54,7 @@ print("LOADED", {"verl", "ray", "torch", "matplotlib"} & set(sys.modules))
 
 
 def test_compare_loads_neither_verl_nor_torch(tmp_path):
-    folder = made.rollouts(tmp_path / "r", made.entries())
+    folder = write_rollouts(tmp_path / "r", rollout_lines())
     command = [sys.executable, "-c", COMPARE, "compare", folder, "dgpo"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.stdout.splitlines()[-1] == "LOADED set()", done.stdout + done.stderr

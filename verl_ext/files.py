@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+Table = list[tuple[str, ...]]
+"""A table as rows of text. The first row is the header."""
 METRICS = "metrics.jsonl"
 """The log of a run, which holds no trajectories."""
 
@@ -76,3 +78,21 @@ def say(text: str, file: TextIO | None = None) -> None:
     """
     shown = (sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in text)
     print("".join(shown), file=file, flush=True)
+
+
+def aligned(rows: Table) -> str:
+    """Return a table as text with aligned columns and a line below the header.
+
+    >>> print(aligned([("a", "b"), ("10", "2")]))
+    a   b
+    -----
+    10  2
+    """
+    columns = zip(*rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    rule = "-" * len("  ".join(" " * width for width in widths))
+    return "\n".join([lines[0], rule, *lines[1:]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_ext.tools.tables import Table
+from verl_ext.files import Table
 
 
 def markdown(rows: Table) -> str:

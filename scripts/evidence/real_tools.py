@@ -30,8 +30,8 @@ from scipy import stats
 from verl_ext.core.batch import Batch
 from verl_ext.core.cross_reward import WeightByVariation
 from verl_ext.core.groups import Array, Groups, divide
+from verl_ext.files import Table
 from verl_ext.tools.report.plot import COLORS, dress
-from verl_ext.tools.tables import Table
 
 Figures = Mapping[tuple[str, str, str], Mapping[str, float]]
 """Results by initial checkpoint, arm and seed."""

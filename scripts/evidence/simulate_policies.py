@@ -17,7 +17,7 @@ import numpy as np
 from markdown_table import markdown
 from softmax_policies import CONSTANT, SEQUENCE, TOKEN, Arm, Condition, Study, World, rates, train
 
-from verl_ext.tools.tables import Table
+from verl_ext.files import Table
 
 RESULTS = Path(__file__).with_name("estimators_compared.json")
 SEEDS = range(20)

@@ -11,7 +11,7 @@ from tests.calls import call
 from tests.estimators.test_compose import SUMMED, as_text, composed, findings_at_start_up
 from tests.facts import a_line_says, facts, says
 from tests.integration import custom_steps
-from tests.tools import made
+from tests.tools.run_files import KEYS, run_command, write_dump
 from verl_ext import Batch
 from verl_ext.errors import CheckpointError, ConfigurationError
 
@@ -191,7 +191,7 @@ def dump_of_custom_step(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(Path(custom_steps.__file__).read_text())
     monkeypatch.syspath_prepend(str(tmp_path))
     steps = ["weighted_sum", "center", {"step": "mine:Clip", "limit": 0.5}]
-    folder, _ = made.dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})
+    folder, _ = write_dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})
     del sys.modules["mine"]
     yield folder
     sys.modules.pop("mine", None)
@@ -200,11 +200,11 @@ def dump_of_custom_step(tmp_path, monkeypatch):
 @pytest.fixture
 def compare(capsys):
     """Return a function that calls `compare` and returns its output."""
-    return partial(made.call, capsys, "compare")
+    return partial(run_command, capsys, "compare")
 
 
 def test_compare_imports_no_custom_step_that_only_the_dump_names(dump_of_custom_step, compare):
-    assert "compose" in compare(dump_of_custom_step, "gdpo", made.KEYS)
+    assert "compose" in compare(dump_of_custom_step, "gdpo", KEYS)
     assert a_line_says(compare(dump_of_custom_step, "compose", status=1), "algorithm.compose.steps")
     assert "mine" not in sys.modules
 
@@ -219,4 +219,4 @@ def test_compare_imports_a_custom_step_that_the_command_line_names(dump_of_custo
 
 def test_compare_reads_a_dump_whose_custom_step_no_longer_exists(dump_of_custom_step, compare, tmp_path):
     (tmp_path / "mine.py").unlink()
-    assert a_line_says(compare(dump_of_custom_step, "gdpo", made.KEYS), "gdpo")
+    assert a_line_says(compare(dump_of_custom_step, "gdpo", KEYS), "gdpo")

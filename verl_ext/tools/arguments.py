@@ -20,22 +20,29 @@ def parse_settings(
     """
     from omegaconf import OmegaConf
 
-    plain: dict[str, Any] = {name: value for name, value in (algorithm or {}).items() if name != "verl_ext"}
-    given = dict(map(_override, overrides))
-    mode = given.pop(LOSS, loss_agg_mode)
-    if "algorithm.rewards.keys" in given:  # the run's weights belong to the run's keys
-        plain |= dict.fromkeys(VERL_NAMES.values())
-        plain["rewards"] = {**(plain.get("rewards") or {}), "weights": None}
-    config: Any = OmegaConf.create({"algorithm": plain})
-    for key, value in given.items():
+    value_of_key = dict(map(_parse_override, overrides))
+    if LOSS in value_of_key:
+        loss_agg_mode = value_of_key.pop(LOSS)
+    section: dict[str, Any] = {name: value for name, value in (algorithm or {}).items() if name != "verl_ext"}
+    if "algorithm.rewards.keys" in value_of_key:
+        section = _without_weights(section)  # they belong to the keys of the run
+    config: Any = OmegaConf.create({"algorithm": section})
+    for key, value in value_of_key.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
-    section: Any = OmegaConf.to_container(config.algorithm)
-    settings = Settings.parse(section, loss_agg_mode=mode)
-    changed_sections(settings)
+    overridden: Any = OmegaConf.to_container(config.algorithm)
+    settings = Settings.parse(overridden, loss_agg_mode=loss_agg_mode)
+    changed_sections(settings)  # raises if the section of an estimator is wrong
     return settings
 
 
-def _override(text: str) -> tuple[str, Any]:
+def _without_weights(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section `algorithm` without the weights of its keys, and without verl's settings for both."""
+    no_verl_names = dict.fromkeys(VERL_NAMES.values())
+    rewards = {**(section.get("rewards") or {}), "weights": None}
+    return {**section, **no_verl_names, "rewards": rewards}
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
     """Return the key and the value of one setting; raise if no estimator reads the setting."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -48,8 +55,10 @@ def _override(text: str) -> tuple[str, Any]:
             "as 'algorithm.rewards.conditions={a:{reward:b,at_least:1}}'."
         ) from error
     key = override.key_or_group
-    valid = [*(f"algorithm.{name}" for name in entries_read() if name != "verl_ext"), LOSS]
-    if ".".join(key.split(".")[:2]) not in valid and key != LOSS:
+    valid = [f"algorithm.{name}" for name in entries_read() if name != "verl_ext"]
+    valid.append(LOSS)
+    entry_of_algorithm = ".".join(key.split(".")[:2])
+    if entry_of_algorithm not in valid and key != LOSS:
         raise ConfigurationError(
             f"{text!r}: {unknown('setting', key, valid)}. Write the name of an estimator without `=`."
         )

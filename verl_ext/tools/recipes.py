@@ -13,20 +13,35 @@ from verl_ext.files import say
 
 def recipes(options: argparse.Namespace) -> int:
     """Copy the recipes, unless FOLDER is the clone that contains them."""
-    package, copy = Path(verl_ext.__file__).parent, options.folder / "recipes"
-    packed = package / "recipes"  # in a wheel; in a clone they are next to the package
-    source = packed if packed.is_dir() else package.parent / "recipes"
+    source = _source()
+    copy = options.folder / "recipes"
+    readme = copy / "README.md"
     if copy.resolve() == source.resolve():
-        say(f"{copy} is part of this clone, so nothing was copied. Start with {copy / 'README.md'}.")
+        say(f"{copy} is part of this clone, so nothing was copied. Start with {readme}.")
         return 0
     if copy.exists():
         raise ConfigurationError(
             f"{copy} already exists. Remove it, or use another folder: `python -m verl_ext recipes FOLDER`."
         )
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    addresses = dict(line.split(", ") for line in metadata("verl_ext").get_all("Project-URL", []))
-    for page in copy.rglob("*.md"):  # the pages of docs/ are not copied, so link to the site
-        address = rf"]({addresses['Documentation']}/\1.html"
-        page.write_text(re.sub(r"\]\((?:\.\./)+docs/pages/(\w+)\.md", address, page.read_text("utf-8")), "utf-8")
-    say(f"The recipes were copied to {copy}. Start with {copy / 'README.md'}.")
+    _link_to_site(copy)
+    say(f"The recipes were copied to {copy}. Start with {readme}.")
     return 0
+
+
+def _source() -> Path:
+    """Return the folder of the recipes, which is in the package in a wheel, and next to the package in a clone."""
+    package = Path(verl_ext.__file__).parent
+    in_wheel = package / "recipes"
+    return in_wheel if in_wheel.is_dir() else package.parent / "recipes"
+
+
+def _link_to_site(folder: Path) -> None:
+    """Let links to the pages of docs/, which are not copied, point to the site."""
+    project_urls = metadata("verl_ext").get_all("Project-URL", [])
+    address_of_label = dict(entry.split(", ") for entry in project_urls)
+    link_to_site = rf"]({address_of_label['Documentation']}/\1.html"
+    for page in folder.rglob("*.md"):
+        text = page.read_text("utf-8")
+        linked = re.sub(r"\]\((?:\.\./)+docs/pages/(\w+)\.md", link_to_site, text)
+        page.write_text(linked, "utf-8")

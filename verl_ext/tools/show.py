@@ -19,13 +19,13 @@ def show(options: argparse.Namespace) -> int:
     """Print the estimator, or the list of estimators if none is named."""
     name = options.estimator
     if name is None:
-        say("\n".join(f"{known:13}  {_about(known)}" for known in sorted(ESTIMATORS)))
+        say("\n".join(_all_estimators()))
         return 0
     settings = parse_settings(options.overrides)
     chain = build(name, settings)
     formula = _formula(name)
     has_default_settings = not changed_sections(settings) and settings.norm_by_std
-    lines = [_about(name)]
+    lines = [_description(name)]
     if formula and has_default_settings:  # with other settings only the formulas of the steps are correct
         lines += ["", "formula", *formula]
     lines += ["", "steps", *_steps(chain)]
@@ -35,7 +35,13 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _about(name: str) -> str:
+def _all_estimators() -> Iterator[str]:
+    """Yield each estimator with its description."""
+    for name in sorted(ESTIMATORS):
+        yield f"{name:13}  {_description(name)}"
+
+
+def _description(name: str) -> str:
     """Return the description of an estimator in one line."""
     try:
         method = load(name)
@@ -48,7 +54,8 @@ def _formula(name: str) -> list[str]:
     """Return the formula of an estimator: the indented lines of the documentation of its method."""
     if name == "compose":  # whose indented lines are an example of a configuration
         return []
-    return [f"  {line.strip()}" for line in load(name).doc.splitlines() if line.startswith("    ")]
+    formula = [line for line in load(name).doc.splitlines() if line.startswith("    ")]
+    return [f"  {line.strip()}" for line in formula]
 
 
 def _steps(chain: Chain) -> Iterator[str]:
@@ -82,7 +89,8 @@ def _settings(name: str, settings: Settings) -> Iterator[str]:
 
 def _as_overrides(chain: Chain, settings: Settings) -> str:
     """Return the list of steps that equals a chain, as overrides on verl's command line."""
-    overrides = ["algorithm.adv_estimator=compose", f"'+algorithm.compose.steps={as_text(as_list(chain))}'"]
+    steps = as_text(as_list(chain))
+    overrides = ["algorithm.adv_estimator=compose", f"'+algorithm.compose.steps={steps}'"]
     if chain.needs_accuracy:
         for key in ("accuracy_key", "accuracy_threshold"):
             value = getattr(settings.rewards, key)
@@ -98,9 +106,12 @@ def as_text(value: Any) -> str:
     ('{step:whiten,epsilon:0.5}', '[a,null]', 'True')
     """
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{as_text(inner)}" for key, inner in value.items()) + "}"
+        entries = [f"{key}:{as_text(entry)}" for key, entry in value.items()]
+        return "{" + ",".join(entries) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(as_text, value)) + "]"
     if value is None:
         return "null"
-    return value if isinstance(value, str) else str(value) if isinstance(value, bool) else json.dumps(value)
+    if isinstance(value, str | bool):
+        return str(value)
+    return json.dumps(value)

@@ -2,66 +2,38 @@
 
 import argparse
 import json
-import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from verl_ext.core.groups import Array
-from verl_ext.core.metrics import reward_contributions
 from verl_ext.errors import ConfigurationError, DataError, reading
-from verl_ext.files import say
+from verl_ext.files import aligned, say
 from verl_ext.settings import Settings
 from verl_ext.tools.compare import variants
-from verl_ext.tools.compare.measures import Bins, Measures, by_accuracy, interval, measure
+from verl_ext.tools.compare.comparison import Bins, by_accuracy, contributions, magnitudes_by_accuracy, overview
 from verl_ext.tools.compare.read import read_rollouts
 from verl_ext.tools.compare.rollouts import Rollouts
-from verl_ext.tools.compare.variants import GRPO, Outcome
-from verl_ext.tools.tables import Table, plain
-
-OVERVIEW = """\
-A: advantage. In brackets: 95% confidence interval (Wilson, with the number of groups as sample size).
-zero-variance groups: fraction of the groups in which every advantage is 0.
-zero advantages: fraction of the {row} whose advantage is 0.
-sign flips: fraction of the {row} whose advantage has the opposite sign of grpo's advantage."""
-CONTRIBUTION = """\
-Contribution: cov(x, S) / var(S) within a group, where S is the estimator's sum of rewards and x the term of one reward.
-The value is a mean over the groups, weighted by their sum of A². Below 0% or above 100%, rewards oppose each other.
-rest: contribution of everything in S that is none of these rewards.
--: the contribution is not defined, because the estimator forms no sum of rewards or the sum varies in no group."""
-LEVEL = """\
-1.00 is the mean |A| over all groups. ±: 95% confidence interval over the groups."""
+from verl_ext.tools.compare.variants import Outcome, Variant
 
 
 def compare(options: argparse.Namespace) -> int:
     """Print the tables, and write the advantages if asked to."""
     with reading(options.rollouts):
         rollouts = read_rollouts(options.rollouts, options.prompt)
-    compared, common = variants.parse(options.variants, rollouts)
-    rubrics = {key for variant in compared for key in variant.settings.rewards.rubrics or ()}
-    rollouts = rollouts.with_rubrics(rubrics).scored(common.rewards)
-    outcomes = [variants.outcome(variant, rollouts) for variant in compared]
-    named = [key for variant in compared[1:] for key in variant.settings.rewards.keys or ()]
-    keys = tuple(dict.fromkeys(named)) or (rollouts.total,)
-    raw = {key: rollouts.reward(key, "algorithm.rewards.keys") for key in keys}
-    level, notes = _levels(rollouts, common)
-    notes = [*_notes(rollouts, outcomes, common), *notes]
-    measured: dict[str, Measures] = {}  # by the text of the variant; grpo's first
-    contributions: dict[str, Array] = {}
-    groups, baseline = rollouts.groups, outcomes[0].advantages
-    for outcome in outcomes:
-        parts = np.stack([outcome.parts.get(key, np.zeros(len(baseline))) for key in keys], axis=1)
-        found = reward_contributions(groups, np.nan_to_num(parts), outcome.total, outcome.advantages)
-        contributions[outcome.variant.text] = found
-        measured[outcome.variant.text] = measure(outcome.advantages, baseline, groups, level)
-    for key, values in raw.items():
-        if missing := int(np.isnan(values).sum()):
-            notes.append(f"The reward {key!r} is not scored in {missing:,} of {len(values):,} {rollouts.row}.")
+    compared, shared = variants.parse(options.variants, rollouts)
+    rollouts = rollouts.with_rubrics(_rubrics(compared)).with_score(shared.rewards)
+    outcomes = [variants.compute_outcome(variant, rollouts) for variant in compared]
+    keys = _keys(compared) or (rollouts.total_key,)
+    bins, notes_on_accuracy = _accuracy_bins(rollouts, shared)
+    notes = [*_notes(rollouts, outcomes, shared), *notes_on_accuracy, *_notes_on_unscored_rewards(rollouts, keys)]
+    sections = [overview(rollouts, outcomes), contributions(rollouts, outcomes, keys)]
+    if bins is not None:
+        sections.append(magnitudes_by_accuracy(rollouts, outcomes, bins))
     lines = [rollouts.summary, *(f"note: {note}" for note in notes)]
-    for title, remark, table in _tables(rollouts, measured, contributions, keys, level):
-        lines += ["", title, plain(table), textwrap.indent(remark, "  ")]
+    for section in sections:
+        lines += ["", section.title, aligned(section.table), textwrap.indent(section.remarks, "  ")]
     if options.output is not None:
         _save(rollouts, outcomes, keys, options.output)
         lines += ["", f"advantages written to {options.output}"]
@@ -69,95 +41,73 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _levels(rollouts: Rollouts, common: Settings) -> tuple[Bins, list[str]]:
-    """Return the groups by the accuracy of their prompt. If the accuracy is not known, return no bins and a note.
+def _rubrics(compared: Sequence[Variant]) -> tuple[str, ...]:
+    """Return the keys of all rubrics of the variants."""
+    rubrics = [key for variant in compared for key in variant.settings.rewards.rubrics or ()]
+    return tuple(dict.fromkeys(rubrics))
 
-    Only this table needs the accuracy. An estimator that needs the accuracy has raised an error before.
+
+def _keys(compared: Sequence[Variant]) -> tuple[str, ...]:
+    """Return the keys of all rewards that the variants name. The first variant is grpo on the score."""
+    keys = [key for variant in compared[1:] for key in variant.settings.rewards.keys or ()]
+    return tuple(dict.fromkeys(keys))
+
+
+def _accuracy_bins(rollouts: Rollouts, shared: Settings) -> tuple[Bins | None, list[str]]:
+    """Return the groups by the accuracy of their prompt, or a note that says why the accuracy is not known.
+
+    Only one table needs the accuracy. An estimator that needs the accuracy has raised an error before.
     """
     try:
-        key, accuracies = variants.accuracy(common, rollouts)
+        key, accuracies = variants.accuracy(shared, rollouts)
     except (ConfigurationError, DataError) as error:
-        if common.rewards.accuracy_key is not None:  # the setting is wrong
+        if shared.rewards.accuracy_key is not None:  # the setting is wrong
             raise
-        no_bins = np.zeros(len(rollouts.groups), dtype=np.intp)
-        return Bins("accuracy", (), no_bins), [f"The table of mean |A| by prompt accuracy is omitted. {error}"]
-    return by_accuracy(rollouts.of_prompts(accuracies), f"prompt accuracy ({key})"), []
+        return None, [f"The table of mean |A| by prompt accuracy is omitted. {error}"]
+    return by_accuracy(rollouts.prompt_means(accuracies), f"prompt accuracy ({key})"), []
 
 
-def _notes(rollouts: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterator[str]:
+def _notes(rollouts: Rollouts, outcomes: Sequence[Outcome], shared: Settings) -> Iterator[str]:
     """Yield sentences about the rollouts, the settings, and what may differ from a run."""
     yield from rollouts.notes
-    if alone := int((rollouts.groups.sizes == 1).sum()):
+    groups_of_one = np.count_nonzero(rollouts.groups.sizes == 1)
+    if groups_of_one:
         yield (
-            f"{alone:,} group(s) have only one response, whose advantage is 0 here. verl's own grpo uses the score of "
-            "such a response as its advantage."
+            f"{groups_of_one:,} group(s) have only one response, whose advantage is 0 here. verl's own grpo uses the "
+            "score of such a response as its advantage."
         )
     if rollouts.run is not None:
         yield (
             f"The rollouts are from a run with {rollouts.run.estimator}. All variants use the settings of the run, "
             "unless an argument overrides them."
         )
-    if common.given:
-        yield f"All variants use algorithm={json.dumps(common.given)} and loss_agg_mode={common.loss_agg_mode}."
-    if common.given.get("use_kl_in_reward"):
+    if shared.given:
+        yield f"All variants use algorithm={json.dumps(shared.given)} and loss_agg_mode={shared.loss_agg_mode}."
+    if shared.given.get("use_kl_in_reward"):
         yield "algorithm.use_kl_in_reward=True is ignored, because the rollouts do not contain the KL term."
     for outcome in outcomes[1:]:
         yield from outcome.notes
 
 
-def _tables(
-    rollouts: Rollouts,
-    measured: dict[str, Measures],
-    contributions: dict[str, Array],
-    keys: Sequence[str],
-    level: Bins,
-) -> Iterator[tuple[str, str, Table]]:
-    """Yield each table with its title, and with remarks that explain its columns."""
-    size = len(rollouts.groups)
-    count = f"{size:,} groups"
-    rows: Table = [("estimator", "zero-variance groups", "zero advantages", "mean |A|", "sign flips")]
-    for label, own in measured.items():
-        sign_flips = "-" if len(rows) == 1 else _interval(own.sign_flips, size)
-        zeros = (_interval(own.zero_variance, size), _interval(own.zero, size))
-        rows.append((label, *zeros, f"{own.mean_magnitude:.3f}", sign_flips))
-    title = f"Advantages compared with {GRPO} on the {rollouts.total} ({count})"
-    yield title, OVERVIEW.format(row=rollouts.row), rows
-    rows = [("estimator", *keys, "rest")]
-    rows += [(label, *map(_contribution, (*found, 1 - found.sum()))) for label, found in contributions.items()]
-    yield f"Contribution of each reward to the advantage ({count})", CONTRIBUTION, rows
-    if not level.labels:
-        return
-    rows = [("estimator", *level.labels)]
-    rows += [(label, *(_relative(mean, half) for mean, half in own.by_level)) for label, own in measured.items()]
-    counts = np.bincount(level.ids, minlength=len(level.labels))
-    rows.append(("(number of groups)", *(f"{number:,}" for number in counts)))
-    yield f"Mean |A| by {level.title}, relative to all groups", LEVEL, rows
+def _notes_on_unscored_rewards(rollouts: Rollouts, keys: Sequence[str]) -> Iterator[str]:
+    """Yield for each reward in how many rows it is not scored."""
+    for key in keys:
+        values = rollouts.rewards[key]
+        unscored = np.count_nonzero(np.isnan(values))
+        if unscored:
+            yield f"The reward {key!r} is not scored in {unscored:,} of {len(values):,} {rollouts.row_name}."
 
 
-def _contribution(value: float) -> str:
-    return "-" if math.isnan(value) else f"{round(value, 3) + 0.0:.1%}"  # no -0.0
-
-
-def _interval(fraction: float, groups: int) -> str:
-    low, high = (f"{100 * bound:.0f}" for bound in interval(fraction, groups))
-    return f"{fraction:.1%}" if low == high else f"{fraction:.1%} ({low}-{high}%)"
-
-
-def _relative(mean: float, half: float) -> str:
-    """Return the mean |A| of a bin; a bin of one group has no interval."""
-    if math.isnan(mean):
-        return "-"
-    return f"{mean:.2f}" if math.isnan(half) else f"{mean:.2f} ± {half:.2f}"
-
-
-def _save(rollouts: Rollouts, outcomes: list[Outcome], keys: Sequence[str], path: Path) -> None:
+def _save(rollouts: Rollouts, outcomes: Sequence[Outcome], keys: Sequence[str], path: Path) -> None:
     """Write one row per trajectory: its origin, its rewards, and the advantage of every variant."""
-    table = rollouts.table[["step", "update", "uid", *(["turn"] if rollouts.turns.any() else [])]].assign(
-        **{rollouts.unit: rollouts.counts["lengths"]}
-    )
-    for key in dict.fromkeys((rollouts.total, *keys)):
+    origin = ["step", "update", "uid"]
+    if rollouts.turns.any():
+        origin.append("turn")
+    table = rollouts.table[origin].copy()
+    table[rollouts.length_unit] = rollouts.counts["lengths"]
+    for key in (rollouts.total_key, *keys):
         table[f"reward/{key}"] = rollouts.rewards[key]
     for outcome in outcomes:
-        table[f"advantage/{outcome.variant.text}"] = outcome.advantages
+        table[f"advantage/{outcome.variant.label}"] = outcome.advantages
     path.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(path, index=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from verl_ext.core.schema import parse_dataclass
 from verl_ext.errors import DataError, reading
 from verl_ext.settings import Settings
-from verl_ext.tools.compare.rollouts import SCORE, About, Rollouts, lengths_of, require_values
+from verl_ext.tools.compare.rollouts import SCORE, DumpMetadata, Rollouts, lengths_of, require_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,7 @@ class _Dump:
     """One file of a dump: the trajectories of one update."""
 
     folder: Path
-    about: About
+    metadata: DumpMetadata
     table: pd.DataFrame
 
 
@@ -42,7 +42,7 @@ class _Start:
 
     @property
     def last_written_at(self) -> float:
-        return max(dump.about.written_at for dump in self.updates.values())
+        return max(dump.metadata.written_at for dump in self.updates.values())
 
 
 def read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
@@ -71,36 +71,36 @@ def _load_dumps(files: Sequence[Path]) -> tuple[list[_Dump], list[str]]:
         except (OSError, pyarrow.ArrowException) as error:
             notes.append(f"{file} is skipped, because it cannot be read: {str(error).splitlines()[0]}")
             continue
-        metadata = table.schema.metadata or {}
-        if b"verl_ext" not in metadata:
+        metadata_of_file = table.schema.metadata or {}
+        if b"verl_ext" not in metadata_of_file:
             notes.append(f"{file} is skipped, because it has no metadata `verl_ext`, which every dump of verl_ext has.")
             continue
-        about = _parse_about(file, metadata[b"verl_ext"])
-        dumps.append(_Dump(file.parent, about, table.to_pandas()))
+        metadata = _parse_metadata(file, metadata_of_file[b"verl_ext"])
+        dumps.append(_Dump(file.parent, metadata, table.to_pandas()))
     return dumps, notes
 
 
-def _parse_about(file: Path, metadata: bytes) -> About:
+def _parse_metadata(file: Path, text: bytes) -> DumpMetadata:
     """Parse the metadata of a dump. Raise for those of an earlier version, which have no times."""
     with reading(file):
-        entries = json.loads(metadata)
+        entries = json.loads(text)
         if "started_at" not in entries:
             raise DataError(
                 f"{file} has no 'started_at' in its metadata, by which compare orders the starts of a run, so an "
                 "earlier version of verl_ext wrote it. Remove the file, or dump the run again with this version."
             )
-        return parse_dataclass(About, entries, f"{file}: verl_ext")
+        return parse_dataclass(DumpMetadata, entries, f"{file}: verl_ext")
 
 
 def _starts_in_order(dumps: Sequence[_Dump]) -> list[_Start]:
     """Return the starts, the earliest first. All dumps of a start have the same folder and the same start time."""
     starts: dict[tuple[Path, float], _Start] = {}
     for dump in dumps:
-        about = dump.about
-        key = (dump.folder, about.started_at)
+        metadata = dump.metadata
+        key = (dump.folder, metadata.started_at)
         if key not in starts:
-            starts[key] = _Start(dump.folder, about.after_step, about.started_at, updates={})
-        starts[key].updates[about.step, about.update] = dump
+            starts[key] = _Start(dump.folder, metadata.after_step, metadata.started_at, updates={})
+        starts[key].updates[metadata.step, metadata.update] = dump
     return sorted(starts.values(), key=lambda start: start.started_at)
 
 
@@ -158,7 +158,10 @@ def _notes_on_skipped_steps(starts: Sequence[_Start], updates: _Updates) -> list
 
 def _notes_on_settings(updates: _Updates) -> list[str]:
     """Return a note if the settings of the run changed."""
-    settings = [(dump.about.estimator, dump.about.algorithm, dump.about.loss_agg_mode) for dump in updates.values()]
+    settings = []
+    for dump in updates.values():
+        metadata = dump.metadata
+        settings.append((metadata.estimator, metadata.algorithm, metadata.loss_agg_mode))
     others = len(settings) - settings.count(settings[-1])
     if not others:
         return []
@@ -172,56 +175,58 @@ def _rollouts_of(path: Path, updates: _Updates, notes: Sequence[str]) -> Rollout
     import pandas as pd
 
     dumps = list(updates.values())
-    last = dumps[-1].about
-    frame = pd.concat([dump.table for dump in dumps], ignore_index=True)
-    is_missing = frame.reindex(columns=["step", "update", "uid"]).isna()
+    run = dumps[-1].metadata
+    table = pd.concat([dump.table for dump in dumps], ignore_index=True)
+    is_missing = table.reindex(columns=["step", "update", "uid"]).isna()
     for column in is_missing:
         require_values(path, repr(column), is_missing[column])
-    weights = _weights_of_run(last)
+    weights = _weights_of_run(run)
     rewards = {}
-    parts = {}
-    for key in _numeric_rewards(frame):
-        received = frame[f"reward/{key}"].astype(float)
+    contributions = {}
+    for key in _numeric_rewards(table):
+        received = table[f"reward/{key}"].astype(float)
         # Without conditions and per-turn rewards, the estimator read the rewards as they were scored, and a dump has no
         # column `raw/<key>`.
-        scored = frame.get(f"raw/{key}", received).fillna(received)
+        scored = table.get(f"raw/{key}", received).fillna(received)
         rewards[key] = scored.to_numpy(float)
-        parts[key] = received.to_numpy(float) * weights.get(key, 1.0)
-    total = _name_of_total(rewards)
-    rewards[total] = frame["total"].to_numpy(float)
-    parts[total] = rewards[total]
-    lengths, unit = lengths_of(frame)
+        contributions[key] = received.to_numpy(float) * weights.get(key, 1.0)
+    total_key = _key_of_total(rewards)
+    rewards[total_key] = table["total"].to_numpy(float)
+    contributions[total_key] = rewards[total_key]
+    lengths, length_unit = lengths_of(table)
     counts = {"lengths": lengths}
-    if "outputs" in frame:
-        counts["outputs"] = frame["outputs"].to_numpy(float)
+    if "outputs" in table:
+        counts["outputs"] = table["outputs"].to_numpy(float)
     return Rollouts(
         path=path,
-        table=frame,
+        table=table,
         rewards=rewards,
-        parts=parts,
+        contributions=contributions,
         weights=weights,
-        total=total,
+        total_key=total_key,
         counts=counts,
-        unit=unit,
-        run=last,
+        length_unit=length_unit,
+        run=run,
         notes=tuple(notes),
     )
 
 
-def _numeric_rewards(frame: pd.DataFrame) -> list[str]:
+def _numeric_rewards(table: pd.DataFrame) -> list[str]:
     """Return the keys of the rewards that are numbers. A rubric is text."""
-    columns = frame.filter(regex="^reward/").select_dtypes(["number", "bool"])
+    columns = table.filter(regex="^reward/").select_dtypes(["number", "bool"])
     return [column.removeprefix("reward/") for column in columns]
 
 
-def _weights_of_run(about: About) -> dict[str, float]:
+def _weights_of_run(run: DumpMetadata) -> dict[str, float]:
     """Return the weights in the total of a run. Estimators of verl do not use `algorithm.rewards.weights`."""
-    rewards = Settings.parse(about.algorithm).rewards
-    if not about.total_is_weighted_sum or rewards.weights is None:
+    rewards = Settings.parse(run.algorithm).rewards
+    if not run.total_is_weighted_sum or rewards.weights is None:
         return {}
     return dict(zip(rewards.keys or (), rewards.weights, strict=True))
 
 
-def _name_of_total(keys: Collection[str]) -> str:
-    """Return a name for the total that no reward has."""
-    return next(name for name in ("total", SCORE, "sum") if name not in keys)
+def _key_of_total(keys: Collection[str]) -> str:
+    """Return a key for the total that no reward has."""
+    names = ["total", SCORE, "sum"]
+    names += [f"total {number}" for number in range(2, len(keys) + 2)]
+    return next(name for name in names if name not in keys)

@@ -23,7 +23,7 @@ def read_rollouts(path: Path, prompt: str | None = None) -> Rollouts:
     if not path.exists():
         raise DataError(f"{path} does not exist. Use the path of a file or folder with scored responses.")
     dumps = _dumps(path)
-    if dumps and prompt is None:
+    if dumps and prompt in (None, "uid"):  # a dump has its prompts in `uid`
         return read_dumps(path, dumps)
     tables = _tables(path)
     if tables:

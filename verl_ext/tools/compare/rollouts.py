@@ -19,12 +19,14 @@ from verl_ext.settings import RewardsSettings
 if TYPE_CHECKING:
     import pandas as pd
 
-SCORE, SUM = "score", "weighted sum"
-TOKENS, RESPONSES = "tokens", "responses"
+SCORE = "score"
+WEIGHTED_SUM = "weighted sum"
+TOKENS = "tokens"
+RESPONSES = "responses"
 
 
 @dataclass(frozen=True)
-class About:
+class DumpMetadata:
     """The metadata of a dump: the update that it holds, the settings of its run, and its times."""
 
     step: int
@@ -54,15 +56,15 @@ class Rollouts:
     The columns are `step`, `update`, `uid` and `reward/<key>`; in a dump also `advantage`, and with turns `turn`."""
     rewards: Mapping[str, Array]
     """`[N]` each reward as it was scored, NaN where it was not scored. The score is one of them."""
-    parts: Mapping[str, Array]
-    """`[N]` the term of each reward in the total, and the total itself."""
-    total: str
+    contributions: Mapping[str, Array]
+    """`[N]` what each reward adds to the total, and the total itself."""
+    total_key: str
     """Name of the reward on which the baseline grpo is computed: the score, or in a dump the total of the run."""
     counts: Mapping[str, Any]
     """`[N]` each, named as in `Batch.of`: `lengths`, and `outputs` if they are known."""
-    unit: str
+    length_unit: str
     """What the lengths count: tokens, or responses (1 each) if the number of tokens is not known."""
-    run: About | None = None
+    run: DumpMetadata | None = None
     """The last update of the run that wrote the dump."""
     notes: tuple[str, ...] = ()
     """Sentences about rows that were skipped, and about assumptions."""
@@ -72,25 +74,32 @@ class Rollouts:
     """The rubrics; `rewards` has their weighted sums."""
 
     @cached_property
-    def groups(self) -> Groups:
-        """The responses to one prompt in one update; with per-turn rewards, those that reached the same turn."""
-        return Groups.of(zip(self.prompts.ids.tolist(), self.turns.tolist(), strict=True))
-
-    @cached_property
     def prompts(self) -> Groups:
         """The rows of each prompt in one update."""
-        return Groups.of(zip(*(self.table[name].tolist() for name in ("step", "update", "uid")), strict=True))
+        columns = [self.table[name].tolist() for name in ("step", "update", "uid")]
+        return Groups.of(zip(*columns, strict=True))
 
     @cached_property
     def turns(self) -> Index:
         """`[N]` the turn of each row, from 0; all are 0 without per-turn rewards."""
-        numbers = self.table["turn"].fillna(1) if "turn" in self.table else np.ones(len(self.table))
-        return np.asarray(numbers, dtype=np.intp) - 1
+        if "turn" not in self.table:
+            return np.zeros(len(self.table), dtype=np.intp)
+        numbers_from_1: Index = self.table["turn"].fillna(1).to_numpy(np.intp)
+        return numbers_from_1 - 1
 
-    def of_prompts(self, values: Array) -> Array:
-        """Return for each group the mean over the responses to its prompt; each response counts once."""
-        means = self.prompts.mean(np.where(self.turns == 0, values, np.nan))
-        return self.prompts.broadcast(means)[self.groups.order[self.groups.starts]]
+    @cached_property
+    def groups(self) -> Groups:
+        """The responses to one prompt in one update; with per-turn rewards, those that reached the same turn."""
+        prompt_and_turn = zip(self.prompts.ids.tolist(), self.turns.tolist(), strict=True)
+        return Groups.of(prompt_and_turn)
+
+    def prompt_means(self, values: Array) -> Array:
+        """Return `[G]` the mean over the responses to the prompt of each group; each response counts once."""
+        values_of_responses = np.where(self.turns == 0, values, np.nan)
+        mean_of_prompt = self.prompts.mean(values_of_responses)
+        mean_of_row = self.prompts.broadcast(mean_of_prompt)
+        first_row_of_group = self.groups.order[self.groups.starts]
+        return mean_of_row[first_row_of_group]
 
     @cached_property
     def updates(self) -> Mapping[tuple[int, int], Index]:
@@ -110,44 +119,57 @@ class Rollouts:
         raise DataError(f"{setting}: {unknown('reward', key, self.rewards)}.")
 
     def with_rubrics(self, keys: Collection[str]) -> Rollouts:
-        """Return the same with the rubrics, which are text in the files."""
-        labels = [self.prompts.labels[place] for place in self.prompts.ids]
-        rubrics = {key: Criteria.of(key, labels, self.table.get(f"reward/{key}", [None] * len(labels))) for key in keys}
-        totals = {key: rubrics[key].total for key in keys}
-        parts = {key: total * self.weights.get(key, 1.0) for key, total in totals.items()}
-        return replace(self, rubrics=rubrics, rewards={**self.rewards, **totals}, parts={**self.parts, **parts})
+        """Return these rollouts with the values of rubrics, which are text in the files."""
+        prompt_of_row = [self.prompts.labels[prompt] for prompt in self.prompts.ids]
+        no_texts = [None] * len(self.table)
+        rubrics = {}
+        rewards = dict(self.rewards)
+        contributions = dict(self.contributions)
+        for key in keys:
+            texts = self.table.get(f"reward/{key}", no_texts)
+            rubric = Criteria.of(key, prompt_of_row, texts)
+            rubrics[key] = rubric
+            rewards[key] = rubric.total
+            contributions[key] = rubric.total * self.weights.get(key, 1.0)
+        return replace(self, rubrics=rubrics, rewards=rewards, contributions=contributions)
 
-    def scored(self, settings: RewardsSettings) -> Rollouts:
-        """Return the same with a score. If the files have no score, it is the weighted sum of the named rewards."""
-        if self.total in self.rewards:
+    def with_score(self, settings: RewardsSettings) -> Rollouts:
+        """Return these rollouts with a score. If the files have none, it is the weighted sum of the named rewards."""
+        if self.total_key in self.rewards:
             return self
-        if settings.keys is None:
+        keys = settings.keys
+        if keys is None:
             raise ConfigurationError(
                 f"{self.path} has no column {SCORE!r}, and algorithm.rewards.keys is not set for all variants. Add the "
                 f"argument 'algorithm.rewards.keys=[...]' with some of the rewards {listed(self.rewards)}."
             )
-        columns = np.stack([self.reward(key, "algorithm.rewards.keys") for key in settings.keys], axis=1)
-        check_finite(columns, settings.keys, self.table["uid"].tolist())
-        weighted = np.nan_to_num(columns) * np.array(settings.weights or [1.0] * len(settings.keys))
-        total = weighted.sum(axis=1)
-        total[np.isnan(columns).all(axis=1)] = np.nan
-        parts = {**dict(zip(settings.keys, weighted.T, strict=True)), self.total: total}
-        return replace(self, rewards={**self.rewards, self.total: total}, parts=parts)
+        values = np.stack([self.reward(key, "algorithm.rewards.keys") for key in keys], axis=1)  # [N, K]
+        check_finite(values, keys, self.table["uid"].tolist())
+        weights = np.array(settings.weights or [1.0] * len(keys))
+        weighted = np.nan_to_num(values) * weights
+        is_unscored = np.isnan(values).all(axis=1)
+        total = np.where(is_unscored, np.nan, weighted.sum(axis=1))
+        contributions = dict(zip(keys, weighted.T, strict=True))
+        contributions[self.total_key] = total
+        return replace(self, rewards={**self.rewards, self.total_key: total}, contributions=contributions)
 
     @property
     def summary(self) -> str:
-        """Say how much was read, and from where."""
-        steps, sizes, count = self.table["step"], self.groups.sizes, len(self.updates)
+        """A sentence about how much was read, and from where."""
+        trajectories = np.count_nonzero(self.turns == 0)
+        rows = f"{trajectories:,} trajectories"
+        if self.turns.any():
+            rows = f"{len(self.table):,} turns of {rows}"
+        smallest, largest = self.groups.sizes.min(), self.groups.sizes.max()
+        group_size = f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
+        steps = self.table["step"]
         span = f"steps {steps.min()} to {steps.max()}" if steps.any() else "one batch"
-        responses = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
-        batches = f", {count} batches" if count > 1 else ""
-        turns = f"{len(self.table):,} turns of " if self.turns.any() else ""
-        whole = np.count_nonzero(self.turns == 0)
-        read = f"{turns}{whole:,} trajectories in {len(sizes):,} groups of {responses}, {span}{batches}"
-        return f"Read {read}, from {self.path}"
+        if len(self.updates) > 1:
+            span += f", {len(self.updates)} batches"
+        return f"Read {rows} in {len(self.groups):,} groups of {group_size}, {span}, from {self.path}"
 
     @property
-    def row(self) -> str:
+    def row_name(self) -> str:
         """What a row of the table is, in the plural."""
         return "turns" if self.turns.any() else "trajectories"
 

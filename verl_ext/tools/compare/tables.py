@@ -14,7 +14,7 @@ import numpy.typing as npt
 from verl_ext.core.groups import Array
 from verl_ext.errors import DataError, listed, reading, unknown
 from verl_ext.files import json_lines
-from verl_ext.tools.compare.rollouts import SCORE, SUM, TOKENS, Rollouts, lengths_of, require_values
+from verl_ext.tools.compare.rollouts import SCORE, TOKENS, WEIGHTED_SUM, Rollouts, lengths_of, require_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,54 +24,55 @@ def read_tables(path: Path, files: Sequence[Path], prompt: str | None) -> Rollou
     """Read tables with one row per response. If a trajectory has several outputs, the last one has the reward."""
     import pandas as pd
 
-    exact = {"uid", "input", "gts"} if prompt is None else {"uid", "input", "gts", prompt}
-    rows = pd.concat(_table(file, exact) for file in files)
+    exact_columns = {"uid", "input", "gts"}
+    if prompt is not None:
+        exact_columns.add(prompt)
+    rows = pd.concat(_table(file, exact_columns) for file in files)
     is_empty = rows.isna().all(axis=1)
     frame = rows[~is_empty].reset_index(drop=True)
     _check_columns(path, frame, prompt)
     prompt_columns = _prompt_columns_of_verl(path, frame) if prompt is None else [prompt]
-    responses, unit = _responses(path, frame, prompt_columns)
+    responses, length_unit = _responses(path, frame, prompt_columns)
     trajectories = responses
     if prompt is None and prompt_columns == ["uid"]:
         trajectories = _trajectories(responses)
-    lengths = trajectories["length"].to_numpy(float)
     rewards = _rewards(trajectories)
     notes = _notes_on_rows(empty=int(is_empty.sum()), earlier_outputs=len(responses) - len(trajectories))
     return Rollouts(
         path=path,
         table=trajectories.reset_index(drop=True),
         rewards=rewards,
-        parts=rewards,
-        total=SCORE if SCORE in rewards else SUM,
-        counts={"lengths": lengths},
-        unit=unit,
+        contributions=rewards,
+        total_key=SCORE if SCORE in rewards else WEIGHTED_SUM,
+        counts={"lengths": trajectories["length"].to_numpy(float)},
+        length_unit=length_unit,
         notes=notes,
     )
 
 
-def _table(file: Path, exact: Collection[str]) -> pd.DataFrame:
+def _table(file: Path, exact_columns: Collection[str]) -> pd.DataFrame:
     """Return a table; an unreadable line becomes a row without any value.
 
-    The columns in `exact` keep the objects of the file, and the text of a CSV file. pandas would convert integers to
-    floats if one of them is missing, and text that looks like a number to a number.
+    The columns in `exact_columns` keep the objects of the file, and the text of a CSV file. pandas would convert
+    integers to floats if one of them is missing, and text that looks like a number to a number.
     """
     with reading(file):
         match file.suffix.lower():
             case ".csv":
-                return _csv(file, exact)
+                return _csv(file, exact_columns)
             case ".parquet":
-                return _parquet(file, exact)
+                return _parquet(file, exact_columns)
             case _:
-                return _json_lines(file, exact)
+                return _json_lines(file, exact_columns)
 
 
-def _csv(file: Path, exact: Collection[str]) -> pd.DataFrame:
-    """Return the table of a CSV file; an empty cell has no value. The columns in `exact` hold text."""
+def _csv(file: Path, exact_columns: Collection[str]) -> pd.DataFrame:
+    """Return the table of a CSV file; an empty cell has no value. The columns in `exact_columns` hold text."""
     import pandas as pd
 
     frame = pd.read_csv(file, dtype=str, keep_default_na=False).astype(object)
     for name in frame:
-        parse_cell = _text if name in exact else _value
+        parse_cell = _text if name in exact_columns else _value
         frame[name] = frame[name].map(parse_cell).astype(object)
     return frame
 
@@ -94,25 +95,25 @@ def _value(cell: str) -> float | str | None:
         return _text(cell)
 
 
-def _parquet(file: Path, exact: Collection[str]) -> pd.DataFrame:
+def _parquet(file: Path, exact_columns: Collection[str]) -> pd.DataFrame:
     import pandas as pd
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(file)
     frame = table.to_pandas()
     for name in frame:
-        if name in exact:
+        if name in exact_columns:
             frame[name] = pd.Series(table[name].to_pylist(), frame.index, object)
     return frame
 
 
-def _json_lines(file: Path, exact: Collection[str]) -> pd.DataFrame:
+def _json_lines(file: Path, exact_columns: Collection[str]) -> pd.DataFrame:
     import pandas as pd
 
     records = [record or {} for record in json_lines(file)]
     frame = pd.DataFrame(records)
     for name in frame:
-        if name in exact:
+        if name in exact_columns:
             frame[name] = pd.Series([record.get(name) for record in records], frame.index, object)
     return frame
 
@@ -150,11 +151,11 @@ def _responses(path: Path, frame: pd.DataFrame, prompt_columns: list[str]) -> tu
 
     uids = _uids(path, frame, prompt_columns)
     steps = _steps(path, frame)
-    lengths, unit = lengths_of(frame)
+    lengths, length_unit = lengths_of(frame)
     table = pd.DataFrame({"step": steps, "update": 0, "uid": uids, "length": lengths})
-    keys = sorted(set(frame) - {*prompt_columns, "uid", "input", "output", "gts", "step", TOKENS})
-    table = table.join(frame[keys].add_prefix("reward/"))
-    return table.sort_values("step", kind="stable"), unit
+    reward_columns = sorted(set(frame) - {*prompt_columns, "uid", "input", "output", "gts", "step", TOKENS})
+    table = table.join(frame[reward_columns].add_prefix("reward/"))
+    return table.sort_values("step", kind="stable"), length_unit
 
 
 def _uids(path: Path, frame: pd.DataFrame, prompt_columns: list[str]) -> pd.Series[Any]:
@@ -198,12 +199,12 @@ def _trajectories(responses: pd.DataFrame) -> pd.DataFrame:
 
     The default trainer writes its key, `{prompt}_{session}_{output}`, as `uid`. Other trainers write the prompt's uid.
     """
-    keys = responses["uid"].str.extract(r"^(?P<uid>.+)_(?P<session>\d+)_(?P<output>\d+)$")
-    has_other_uids = keys.isna().any(axis=None)
+    parts_of_uid = responses["uid"].str.extract(r"^(?P<uid>.+)_(?P<session>\d+)_(?P<output>\d+)$")
+    has_other_uids = parts_of_uid.isna().any(axis=None)
     has_duplicates = responses.duplicated(["step", "uid"]).any()
     if has_other_uids or has_duplicates:
         return responses
-    outputs = responses.assign(uid=keys["uid"], session=keys["session"], output=keys["output"].astype(int))
+    outputs = responses.assign(**parts_of_uid).astype({"output": int})
     trajectories = outputs.groupby(["step", "uid", "session"], sort=False)
     outputs["length"] = trajectories["length"].transform("sum")
     last_output = trajectories["output"].idxmax()

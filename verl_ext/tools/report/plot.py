@@ -19,7 +19,6 @@ def plot(experiments: Experiments, metrics: Sequence[str], window: int) -> Any:
     """Return the figure. A thick line is the moving average over `window` logged steps, a thin line has each step."""
     try:
         from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise ConfigurationError(
             "--plot needs the package matplotlib, which is not installed. "
@@ -30,69 +29,98 @@ def plot(experiments: Experiments, metrics: Sequence[str], window: int) -> Any:
             f"A plot can show at most {len(COLORS)} names, but the runs have {len(experiments)} names. Remove some "
             "runs, or use the same NAME= for runs that are seeds of one experiment."
         )
-    columns = min(len(metrics), min((4, 3), key=lambda count: -len(metrics) % count))  # the fewest empty places
-    rows = -(-len(metrics) // columns)
+    rows, columns = _grid(len(metrics))
     figure: Any = Figure(figsize=(4.6 * columns, 3.0 * rows + 0.9), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    lines: dict[str, Any] = {}
-    for metric, ax in zip(metrics, axes, strict=False):
-        for (name, logs), color, style in zip(experiments.items(), COLORS, STYLES, strict=False):
-            line = _draw(ax, logs, metric, window, color=color, linestyle=style)
-            if line is not None:
-                lines[f"{name} ({len(logs)} runs)" if len(logs) > 1 else name] = line
-        dress(ax, title(metric), unit(metric))
-        ax.set_xlabel("training step")
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        ax.ticklabel_format(axis="y", useOffset=False)
-        _widen(ax, SMALLEST_SPAN * scale(experiments, metric))
-    for ax in axes[len(metrics) :]:
-        ax.set_visible(False)
-    legend = {"loc": "outside upper center", "frameon": False, "handlelength": 3.5}
-    figure.legend(lines.values(), lines, ncols=columns, title=_explanation(experiments, window), **legend)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    line_of_label: dict[str, Any] = {}
+    for metric, panel in zip(metrics, panels, strict=False):
+        line_of_label |= _draw_panel(panel, experiments, metric, window)
+    for unused_panel in panels[len(metrics) :]:
+        unused_panel.set_visible(False)
+    figure.legend(
+        line_of_label.values(),
+        line_of_label,
+        ncols=columns,
+        title=_explanation(experiments, window),
+        loc="outside upper center",
+        frameon=False,
+        handlelength=3.5,
+    )
     return figure
+
+
+def _grid(panels: int) -> tuple[int, int]:
+    """Return the rows and the columns of a grid with 4 or 3 columns, whichever leaves fewer places empty.
+
+    >>> _grid(2), _grid(5), _grid(8), _grid(9)
+    ((1, 2), (2, 3), (2, 4), (3, 3))
+    """
+    columns = 4 if -panels % 4 <= -panels % 3 else 3
+    columns = min(columns, panels)
+    rows = -(-panels // columns)  # rounded up
+    return rows, columns
+
+
+def _draw_panel(panel: Any, experiments: Experiments, metric: str, window: int) -> dict[str, Any]:
+    """Draw the curves of a metric. Return the line of each experiment by its label in the legend."""
+    from matplotlib.ticker import MaxNLocator
+
+    line_of_label = {}
+    for (name, logs), color, style in zip(experiments.items(), COLORS, STYLES, strict=False):
+        line = _draw_curve(panel, logs, metric, window, color=color, linestyle=style)
+        if line is not None:
+            label = f"{name} ({len(logs)} runs)" if len(logs) > 1 else name
+            line_of_label[label] = line
+    dress(panel, title(metric), unit(metric))
+    panel.set_xlabel("training step")
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    panel.ticklabel_format(axis="y", useOffset=False)
+    _widen(panel, SMALLEST_SPAN * scale(experiments, metric))
+    return line_of_label
+
+
+def _draw_curve(panel: Any, logs: Sequence[Log], metric: str, window: int, **style: Any) -> Any:
+    """Draw the curve of one experiment and return its line; None if its runs did not log the metric."""
+    values = curve(logs, metric)
+    if values is None:
+        return None
+    averages = values.rolling(window, min_periods=1).mean()
+    mean = averages.mean(axis="columns")
+    std = averages.std(axis="columns")
+    marker = "o" if len(mean) == 1 else None  # a line through one point is invisible
+    (line,) = panel.plot(mean.index, mean, linewidth=2.0, marker=marker, **style)
+    if len(logs) > 1:
+        panel.fill_between(mean.index, mean - std, mean + std, color=style["color"], alpha=0.18, linewidth=0)
+    if window > 1:
+        panel.plot(values.index, values.mean(axis="columns"), color=style["color"], linewidth=0.8, alpha=0.4)
+    return line
 
 
 def _explanation(experiments: Experiments, window: int) -> str:
     """Say what the lines and bands of a plot are."""
-    texts = []
+    sentences = []
     if window > 1:
-        texts.append(f"thick line: moving average over {window} steps, thin line: single steps")
+        sentences.append(f"thick line: moving average over {window} steps, thin line: single steps")
     if max(map(len, experiments.values())) > 1:
-        texts.append("several runs: lines are means over the runs, band: ± 1 standard deviation")
-    return "\n".join(texts)
+        sentences.append("several runs: lines are means over the runs, band: ± 1 standard deviation")
+    return "\n".join(sentences)
 
 
-def _draw(ax: Any, logs: Sequence[Log], metric: str, window: int, **style: Any) -> Any:
-    """Draw the curve of one name and return its line; None if its runs did not log the metric."""
-    raw = curve(logs, metric)
-    if raw is None:
-        return None
-    smoothed = raw.rolling(window, min_periods=1).mean()
-    mean, std = smoothed.mean(axis="columns"), smoothed.std(axis="columns")
-    marker = "o" if len(mean) == 1 else None  # a line through one point is invisible
-    (line,) = ax.plot(mean.index, mean, linewidth=2.0, marker=marker, **style)
-    if len(logs) > 1:
-        ax.fill_between(mean.index, mean - std, mean + std, color=style["color"], alpha=0.18, linewidth=0)
-    if window > 1:
-        ax.plot(raw.index, raw.mean(axis="columns"), color=style["color"], linewidth=0.8, alpha=0.4)
-    return line
-
-
-def _widen(ax: Any, span: float) -> None:
+def _widen(panel: Any, span: float) -> None:
     """Make the y-axis span at least so much."""
-    low, high = ax.get_ylim()
+    low, high = panel.get_ylim()
     if high - low < span:
         middle = (low + high) / 2
-        ax.set_ylim(middle - span / 2, middle + span / 2)
+        panel.set_ylim(middle - span / 2, middle + span / 2)
 
 
-def dress(ax: Any, heading: str, scale: str) -> None:
-    """Give a panel its title, its unit, and a grid."""
-    ax.set_title(heading)
-    ax.set_ylabel(scale)
-    ax.grid(alpha=0.25)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
+def dress(panel: Any, heading: str, label: str) -> None:
+    """Give a panel its title, the label of its y-axis, and a grid."""
+    panel.set_title(heading)
+    panel.set_ylabel(label)
+    panel.grid(alpha=0.25)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
 
 
 def save(figure: Any, path: Path) -> None:
@@ -101,7 +129,6 @@ def save(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path, dpi=130)
     except ValueError as error:  # the message of matplotlib lists the supported suffixes
-        message = (
+        raise ConfigurationError(
             f"--plot={path} cannot be written. {error}. Use one of the supported formats as the suffix of the file."
-        )
-        raise ConfigurationError(message) from error
+        ) from error
