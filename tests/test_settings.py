@@ -92,7 +92,6 @@ def test_settings_can_be_stored_and_read_again() -> None:
 def test_the_names_of_verl_set_the_same_rewards() -> None:
     named = Settings.parse({"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [1, 2]})
     assert named.rewards == Settings.parse({"rewards": {"keys": ["a", "b"], "weights": [1, 2]}}).rewards
-    assert named.verl_names
 
 
 @pytest.mark.parametrize(

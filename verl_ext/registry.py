@@ -164,23 +164,33 @@ def misspelled_settings(names: Iterable[Any], *, known: Collection[str] = ()) ->
     ['error']
     """
     kinds = sections()
-    path_of = {item.name: f"{section}.{item.name}" for section, kind in kinds.items() for item in fields(kind)}
-    path_of |= {name: name for name in (*kinds, *VERL_NAMES.values())}
+    top_level = {*kinds, *VERL_NAMES.values()}
+    paths_of = _paths_of_settings(kinds) | {name: [f"algorithm.{name}"] for name in top_level}
     for entry in map(str, names):
-        if entry in known or path_of.get(entry) == entry:
+        if entry in known or entry in top_level:
             continue
-        near = nearest(entry, path_of, cutoff=0.75)
+        near = nearest(entry, paths_of, cutoff=0.75)
         if near is None:
             continue
-        path = path_of[near]
         is_anagram = near != entry and sorted(near) == sorted(entry)
         # Short words are near to many: `data` to `dara`, and another package may have a setting `k`.
         is_clear = len(near) > 4 or is_anagram
-        is_error = is_clear and near in (entry, path)
+        is_error = is_clear and (near == entry or near in top_level)
         unless_read = "" if is_error else " if no other package reads it"
+        paths = paths_of[near]
+        nearest_settings = f"setting is {paths[0]}" if len(paths) == 1 else f"settings are {' and '.join(paths)}"
         yield Finding(
             "error" if is_error else "warning",
-            f"algorithm.{entry} is not a setting of verl or verl_ext and would be ignored. The nearest setting is "
-            f"algorithm.{path}.",
-            f"Use algorithm.{path} instead, or remove algorithm.{entry}{unless_read}.",
+            f"algorithm.{entry} is not a setting of verl or verl_ext and would be ignored. The nearest "
+            f"{nearest_settings}.",
+            f"Use {' or '.join(paths)} instead, or remove algorithm.{entry}{unless_read}.",
         )
+
+
+def _paths_of_settings(kinds: Mapping[str, type[Any]]) -> dict[str, list[str]]:
+    """Return where each setting of a section is, by its name. Several methods may have a setting of the same name."""
+    paths_of: dict[str, list[str]] = {}
+    for section, kind in kinds.items():
+        for item in fields(kind):
+            paths_of.setdefault(item.name, []).append(f"algorithm.{section}.{item.name}")
+    return paths_of

@@ -164,8 +164,6 @@ class Settings:
     """verl's `algorithm.use_kl_in_reward`."""
     loss_agg_mode: str = "token-mean"
     """verl's `actor_rollout_ref.actor.loss_agg_mode`."""
-    verl_names: bool = False
-    """Whether verl's own `algorithm.gdpo_reward_keys` or `gdpo_reward_weights` are set."""
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The entries of `algorithm` that are set, as JSON data. `of` reads an estimator's section from them.
 
@@ -187,7 +185,6 @@ class Settings:
             norm_by_std=_verl_boolean(given, "norm_adv_by_std_in_grpo", default=cls.norm_by_std),
             kl_in_reward=_verl_boolean(given, "use_kl_in_reward", default=cls.kl_in_reward),
             loss_agg_mode=loss_agg_mode,
-            verl_names=not given.keys().isdisjoint(VERL_NAMES.values()),
             given=given,
         )
 

@@ -80,21 +80,6 @@ def test_the_weights_of_a_chain_replace_those_of_the_batch():
         Chain(steps, (1.0, 1.0, 1.0))(batch)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("weights", ("`batch.weights`",)),
-        ("after", ("synthetic batches", "`before_sum`", "`after_center`", "`before_center`")),
-        ("not_after", ("synthetic batches", "`before_sum`", "`after_center`", "`before_center`")),
-        ("undoes", ("synthetic batches", "`before_sum`", "`after_center`", "`before_center`")),
-    ],
-)
-@pytest.mark.parametrize("declared", [lambda name: {name: ()}, lambda name: {"__annotations__": {name: "tuple"}}])
-def test_a_class_with_an_attribute_that_steps_do_not_have_is_rejected(name, words, declared):
-    with pytest.raises(ConfigurationError, match=facts("step Mine", repr(name), "no effect", "Remove it", *words)):
-        type("Mine", (Step,), {"name": "mine", **declared(name)})
-
-
 def test_the_rewards_of_a_batch_are_read_only():
     callers_array = np.array([[4.0]])
     batch = Batch.of(callers_array, ["g"])
@@ -189,13 +174,3 @@ def test_a_step_with_a_state_must_return_its_state():
 
     with pytest.raises(ConfigurationError, match=facts("'forgetful'", "state")):
         Chain((WeightedSum(), Forgetful()))(Batch.of([[1.0]], ["a"]))
-
-
-def test_an_inherited_field_for_weights_is_rejected():
-    class WithWeights:
-        weights = None
-
-    with pytest.raises(ConfigurationError, match=facts("'weights'", "batch.weights")):
-
-        class Weigh(WithWeights, Step):
-            name = "weigh"

@@ -21,7 +21,7 @@ from verl_ext.core.chain import Chain, Step
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.row_index import uids_of
-from verl_ext.core.step_lists import is_built_in
+from verl_ext.core.step_lists import is_custom
 from verl_ext.core.steps import Center
 from verl_ext.errors import IntegrationError
 from verl_ext.run import Run
@@ -189,7 +189,7 @@ def _steps_within_groups(chain: Chain | None) -> tuple[Step, ...]:
     steps: list[Step] = []
     has_sum = False
     for step in chain.steps:
-        if not is_built_in(step):  # a custom step may inherit `reads_one_group` and not keep to it
+        if is_custom(step):  # a custom step may inherit `reads_one_group` and not keep to it
             break
         if step.rescales_batch and has_sum:
             continue

@@ -31,19 +31,6 @@ class StepResult:
     """By short name. The logs prefix it with the name of the estimator."""
 
 
-_ORDER = (
-    "A list of steps is measured on synthetic batches instead, and the attributes `before_sum`, `after_center` and "
-    "`before_center` declare its place."
-)
-_REMOVED = {
-    "weights": "Remove it, and read the weights of the rewards from `batch.weights`.",
-    "after": f"Remove it. {_ORDER}",
-    "not_after": f"Remove it. {_ORDER}",
-    "undoes": f"Remove it. {_ORDER}",
-}
-"""Attributes that steps do not have, each with what to do about a class that defines it."""
-
-
 @dataclass(frozen=True)
 class Step:
     """One transformation of a batch's values. A subclass is a frozen dataclass whose fields are its settings.
@@ -109,9 +96,6 @@ class Step:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         annotations = vars(cls).get("__annotations__", {})
-        for name, remedy in _REMOVED.items():
-            if hasattr(cls, name) or name in annotations:
-                raise ConfigurationError(f"The step {cls.__qualname__} defines {name!r}, which has no effect. {remedy}")
         for name, annotation in annotations.items():
             if hasattr(Step, name) and "ClassVar" not in str(annotation):
                 raise ConfigurationError(
