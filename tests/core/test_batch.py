@@ -99,12 +99,12 @@ def test_a_column_outside_its_range_is_rejected_with_the_value(name, values, fou
 
 def test_the_weight_of_a_column_is_that_of_its_component():
     batch = Batch.of([[1.0, 2.0]], ["p"], keys=("a", "b"))
-    assert batch.weights.tolist() == [1, 1]
+    assert batch.weights[0].tolist() == [1, 1]
     weighted = batch.with_weights([0.5, -2.0])
-    assert weighted.weights.tolist() == [0.5, -2]
-    assert weighted.group_weights.tolist() == [0.5, -2]
-    assert weighted.rubric_weights.tolist() == [1, 1]
-    assert batch.weights.tolist() == [1, 1]  # unchanged
+    assert weighted.weights[0].tolist() == [0.5, -2]
+    assert weighted.group_weights[0].tolist() == [0.5, -2]
+    assert weighted.rubric_weights[0].tolist() == [1, 1]
+    assert batch.weights[0].tolist() == [1, 1]  # unchanged
 
 
 RUBRIC_KEYS = {"keys": ("right", "rubric[0]", "rubric[1]"), "reward_of_column": ("right", "rubric", "rubric")}
@@ -113,27 +113,29 @@ RUBRIC_KEYS = {"keys": ("right", "rubric[0]", "rubric[1]"), "reward_of_column": 
 def test_the_weight_of_a_criterion_is_that_of_its_rubric_times_its_weight_within_the_rubric():
     """The second prompt has other weights, so that there is one row of weights per response, and one per group."""
     factors = np.array([[1.0, 0.75, -0.25], [1.0, 0.5, 0.5], [1.0, 0.75, -0.25]])
-    batch = Batch.of(np.zeros((3, 3)), ["p", "q", "p"], **RUBRIC_KEYS, factors=factors).with_weights([3.0, 2.0])
+    batch = Batch.of(np.zeros((3, 3)), ["p", "q", "p"], **RUBRIC_KEYS, criterion_weights=factors).with_weights(
+        [3.0, 2.0]
+    )
     of_p, of_q = [3.0, 1.5, -0.5], [3.0, 1.0, 1.0]
     assert batch.weights.tolist() == [of_p, of_q, of_p]
     assert batch.group_weights.tolist() == [of_p, of_q]
     assert batch.rubric_weights.tolist() == factors.tolist()
-    assert batch.by_reward().weights.tolist() == [3, 2]
+    assert batch.by_reward().weights[0].tolist() == [3, 2]
 
 
 def test_criteria_with_the_same_weights_for_every_prompt_have_one_row_of_weights():
     factors = np.array([[1.0, 0.75, -0.25]] * 2)
-    batch = Batch.of(np.zeros((2, 3)), ["p", "q"], **RUBRIC_KEYS, factors=factors).with_weights([1.0, 2.0])
+    batch = Batch.of(np.zeros((2, 3)), ["p", "q"], **RUBRIC_KEYS, criterion_weights=factors).with_weights([1.0, 2.0])
     for weights in (batch.weights, batch.group_weights):
-        assert weights.tolist() == [1, 1.5, -0.5]
-    assert batch.rubric_weights.tolist() == [1, 0.75, -0.25]
+        assert weights[0].tolist() == [1, 1.5, -0.5]
+    assert batch.rubric_weights[0].tolist() == [1, 0.75, -0.25]
 
 
 @pytest.mark.parametrize("weights", [[], [1.0], [1.0, 2.0, 3.0]])
 def test_there_must_be_one_weight_per_reward(weights):
     """A rubric is one reward, whatever the number of its criteria."""
     plain = Batch.of([[1.0, 2.0]], ["p"], keys=("a", "b"))
-    rubric = Batch.of([[1.0, 2.0, 3.0]], ["p"], **RUBRIC_KEYS, factors=np.ones((1, 3)))
+    rubric = Batch.of([[1.0, 2.0, 3.0]], ["p"], **RUBRIC_KEYS, criterion_weights=np.ones((1, 3)))
     for batch, names in ((plain, "'a', 'b'"), (rubric, "'right', 'rubric'")):
         with pytest.raises(ConfigurationError, match=facts(f"{len(weights)} weights", f"2 rewards {names}")):
             batch.with_weights(weights)

@@ -66,7 +66,7 @@ def test_a_soft_minimum_uses_the_weights_of_a_rubric_but_not_those_of_the_reward
     """
     keys = {"keys": ("rubric[0]", "rubric[1]"), "reward_of_column": ("rubric", "rubric")}
     factors = np.array([[0.75, -0.25], [0.75, -0.25], [1.0, 0.0]])
-    batch = Batch.of([[1.0, 0.0], [0.0, 2.0], [1.0, 5.0]], list("ppq"), **keys, factors=factors)
+    batch = Batch.of([[1.0, 0.0], [0.0, 2.0], [1.0, 5.0]], list("ppq"), **keys, criterion_weights=factors)
     soft_minimum = SoftMin(k=2.0).apply(batch.returns, batch)[:, 0]
     first = -np.log(0.75 * np.exp(-2.0) + 0.25) / 2
     second = -np.log(0.75 + 0.25 * np.exp(4.0)) / 2

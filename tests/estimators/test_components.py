@@ -31,7 +31,7 @@ def test_an_invalid_component_that_is_only_logged_causes_one_warning_and_no_erro
     settings = Settings.parse({"rewards": {"log": "all"}})
     run = Run(name, settings, build(name, settings) if name != "grpo" else None)
     rows = RowIndex.of_padding(np.zeros(4, dtype=bool))
-    rewards = Table(settings=run.settings.rewards, rows=rows, labels=UIDS, results=ODD | FINE)
+    rewards = Table(settings=run.settings.rewards, row_index=rows, labels=UIDS, results=ODD | FINE)
     for _ in range(2):
         log_rewards(run, rewards)
     assert {metric.split("/")[1] for metric in run.metrics} == set(FINE)

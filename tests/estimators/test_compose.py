@@ -204,7 +204,7 @@ def test_hadw_builds_on_every_method_that_builds_on_no_other(monkeypatch):
         "raw": Method.from_steps("a test", "sums the rewards", (WeightedSum(),)),
         "centered": Method.from_steps("a test", "centers the sum", centered),
         "building": Method(
-            "a test", "builds on grpo", lambda _section, _settings: (), settings=BaseSettings, base="base"
+            "a test", "builds on grpo", lambda _section, _settings: (), settings=BaseSettings, base_setting="base"
         ),
         "broken": EntryPoint("broken", "no_such_package:METHOD", "verl_ext.estimators"),
     }

@@ -37,7 +37,7 @@ def test_the_weights_of_a_direct_call():
     batch = Batch.of([[1, 0], [0, 3], [1, 1], [1, 1]], list("aabb"), keys=("x", "y"))
     result = build("drgrpo", settings)(batch)
     assert result.advantages.tolist() == [2.5, -2.5, 0, 0]
-    contributions, total = result.summed
+    contributions, total = result.contributions, result.total
     assert contributions.tolist() == [[2, 0], [0, -3], [2, -1], [2, -1]]
     assert total.tolist() == [2, -3, 1, 1]
 

@@ -17,7 +17,7 @@ from tests.facts import says
 from verl_ext import Settings, build
 from verl_ext.advantages import dump
 from verl_ext.advantages.dump import DumpFolder
-from verl_ext.advantages.log import log_estimator_of_verl
+from verl_ext.advantages.log import record_step_of_verl_estimator
 from verl_ext.advantages.table import Table
 from verl_ext.core.row_index import RowIndex
 from verl_ext.run import Run
@@ -148,10 +148,10 @@ def watched(folder: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
     rows = RowIndex.of_sessions(KEYS, np.array([key.startswith("pad") for key in KEYS]))
     settings = Settings.parse({"rewards": {"keys": ["acc"]}, "verl_ext": {"dump_dir": str(folder)}})
     fields = {"acc": np.array([1.0, 0.0, 1.0])}
-    rewards = Table(settings=settings.rewards, rows=rows, labels=["a", "a", "b"], fields=fields)
+    rewards = Table(settings=settings.rewards, row_index=rows, labels=["a", "a", "b"], fields=fields)
     run = Run("gae", settings, None, trainer=SimpleNamespace(global_steps=3, local_trigger_step=0))
     given = {"advantages": ADVANTAGES, "response_mask": MASK, "token_level_scores": SCORES}
-    log_estimator_of_verl(run, rewards, lambda: given)
+    record_step_of_verl_estimator(run, rewards, lambda: given)
     (path,) = folder.rglob("*.parquet")
     return run.metrics, parquet.read_table(path).to_pylist()
 
@@ -168,9 +168,9 @@ def test_each_trajectory_has_its_own_reward_tokens_score_and_mean_advantage(tmp_
 
 def test_a_batch_of_padding_alone_has_nothing_to_show() -> None:
     run = Run("grpo", Settings.parse({"rewards": {"keys": ["acc"]}}), None)
-    log_estimator_of_verl(
+    record_step_of_verl_estimator(
         run,
-        Table(settings=run.settings.rewards, rows=RowIndex.of_sessions(["pad_0_0"], np.array([True])), labels=[]),
+        Table(settings=run.settings.rewards, row_index=RowIndex.of_sessions(["pad_0_0"], np.array([True])), labels=[]),
         None,
     )
     assert run.metrics == {}

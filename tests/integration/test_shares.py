@@ -22,7 +22,9 @@ def test_the_shares_are_those_of_plain_loops_and_add_up_to_1(rollout, norm, kl):
     batch = rollout.batch(kl_reward=added if kl else None)
     given = {"rewards": {"keys": ["a", "b"], "weights": WEIGHTS}, "norm_adv_by_std_in_grpo": norm}
     result = build("grpo", Settings.parse(given))(batch)
-    found = contribution_metrics(batch.keys, batch.groups, *result.summed, result.advantages, rest=kl)
+    found = contribution_metrics(
+        batch.keys, batch.groups, result.contributions, result.total, result.advantages, rest=kl
+    )
     parts = [[0 if math.isnan(x) else w * x for w, x in zip(WEIGHTS, row, strict=True)] for row in rollout.rewards]
     totals = reference.weighted_total([*rollout.columns.values()], WEIGHTS)
     totals = [total + kl for total, kl in zip(totals, added, strict=True)]

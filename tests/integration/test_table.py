@@ -98,7 +98,9 @@ def test_a_batch_for_metrics_has_no_conditions_and_nan_for_a_score_that_is_not_f
     conditions = {"easy": {"reward": "hard", "at_least": 1.0}}
     settings = Settings.parse({"rewards": {"keys": ["easy", "hard"], "conditions": conditions}}).rewards
     results = {"easy": [1.0] * 4, "hard": [0.0, 1.0, 0.0, 1.0]}
-    table = Table(settings=settings, rows=ROWS, labels=UIDS, results=results, score=np.array([np.inf, 1.0, 2.0, 3.0]))
+    table = Table(
+        settings=settings, row_index=ROWS, labels=UIDS, results=results, score=np.array([np.inf, 1.0, 2.0, 3.0])
+    )
     assert table.batch(["easy", "hard"]).rewards[:, 0].tolist() == [0.0, 1.0, 0.0, 1.0]
     assert table.batch(["easy", "hard"], for_estimator=False).rewards[:, 0].tolist() == [1.0] * 4
     np.testing.assert_array_equal(table.batch(None, for_estimator=False).raw[:, 0], [np.nan, 1.0, 2.0, 3.0])
@@ -107,7 +109,7 @@ def test_a_batch_for_metrics_has_no_conditions_and_nan_for_a_score_that_is_not_f
 def test_the_score_may_be_an_array_with_one_column_as_any_other_reward() -> None:
     settings = Settings.parse({"rewards": {"keys": ["score", "acc"]}}).rewards
     one_column = np.array([[1.0], [0.0], [0.5], [0.0]])
-    table = Table(settings=settings, rows=ROWS, labels=UIDS, results={"score": one_column, "acc": one_column})
+    table = Table(settings=settings, row_index=ROWS, labels=UIDS, results={"score": one_column, "acc": one_column})
     assert table.column("score").tolist() == table.column("acc").tolist() == [1.0, 0.0, 0.5, 0.0]
 
 
@@ -116,7 +118,7 @@ def test_a_field_with_a_value_per_token_is_no_reward(tokens: tuple[int, ...]) ->
     """An estimator stops with an error that names the reward. For an estimator of verl, the metrics are NaN."""
     settings = Settings.parse({"rewards": {"keys": ["depth"]}}).rewards
     field = torch.nested.as_nested_tensor([torch.ones(count) for count in tokens], layout=torch.jagged)
-    table = Table(settings=settings, rows=ROWS, labels=UIDS, fields={"depth": field})
+    table = Table(settings=settings, row_index=ROWS, labels=UIDS, fields={"depth": field})
     with pytest.raises(DataError, match="'depth'"):
         table.column("depth")
     assert np.isnan(table.column("depth", strict=False)).all()

@@ -15,6 +15,9 @@ If a save fails or is killed, the folder therefore contains one of these, and ne
 - An incomplete checkpoint, until verl has written the whole model. The checkpoint of the earlier run is lost.
 - The model and the state of the later run, as soon as verl has written the new `data.pt`.
 
+There is one exception: with Megatron's `checkpoint.async_save=True`, verl writes `data.pt` while the model is still
+being saved, and does not write the tracker.
+
 A run without an estimator of verl_ext only removes the `verl_ext.json` of the earlier run.
 """
 

@@ -46,8 +46,8 @@ class GdpoSettings:
     scale: Literal["std", "mad", "none"] = "std"
     """Divisor of each reward in its group: `std` (standard deviation), `mad` (mean absolute deviation), or `none`."""
     epsilon: float | None = bounded(None, above=0.0)
-    """Constant added to the divisors. null: 0 in the group (1e-6 with `whiten=token`) and 1e-6 in the whitening.
-    NVIDIA's TRL code uses 1e-4."""
+    """Constant added to the divisors, with `whiten=token` in the group only. null: 0 in the group (1e-6 with
+    `whiten=token`) and 1e-6 in the whitening. NVIDIA's TRL code uses 1e-4."""
 
 
 def rule(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Finding]:

@@ -11,4 +11,4 @@ def test_a_group_whose_rewards_cancel_is_dropped(kl_in_reward: bool) -> None:
     """In group a both rewards vary, but each sum is 1. In group b the sums are 1 and 2."""
     chain = build("dgpo", Settings.parse({"use_kl_in_reward": kl_in_reward}))
     batch = Batch.of([[1, 0], [0, 1], [1, 0], [1, 1]], list("aabb"), keys=("x", "y"))
-    assert any_reward(batch, chain, None).tolist() == [False, True]
+    assert any_reward(batch, chain).tolist() == [False, True]

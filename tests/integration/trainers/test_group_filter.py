@@ -280,7 +280,7 @@ def test_a_finished_group_without_a_trajectory_is_an_error(read_keys, groups):
 
 def test_groups_without_scores_are_an_error(monkeypatch):
     rows = RowIndex.of_padding(np.zeros(2, dtype=bool))
-    monkeypatch.setattr(queue, "read_table", lambda *_, **__: Table(settings=None, rows=rows, labels=["q", "q"]))
+    monkeypatch.setattr(queue, "read_table", lambda *_, **__: Table(settings=None, row_index=rows, labels=["q", "q"]))
     buffer, _ = installed({"q": GROUPS["q"]})
     with pytest.raises(IntegrationError, match=facts("scores", "algorithm.filter_groups.enable=False")):
         buffer._dapo_filtered_keys("train")
@@ -335,7 +335,7 @@ def test_a_mean_at_a_bound_of_accuracy_between_is_kept(values, bounds, kept):
     labels = ["a"] * len(values)
     rows = RowIndex.of_padding(np.zeros(len(values), dtype=bool))
     settings = Settings.parse({"rewards": {"accuracy_key": "acc"}}).rewards
-    table = Table(settings=settings, rows=rows, labels=labels, fields={"acc": values})
+    table = Table(settings=settings, row_index=rows, labels=labels, fields={"acc": values})
     too_hard, too_easy = group_filter.accuracy_between(Groups.of(labels), table.accuracy(), *bounds)
     assert bool(too_hard | too_easy) != kept
 
@@ -412,4 +412,4 @@ def test_a_step_that_compares_decides_whether_a_group_has_a_signal(monkeypatch):
 
     monkeypatch.setitem(STEPS, "compared", Compared)
     batch = Batch.of([[1, 0], [0, 1], [1, 0], [0, 0]], list("aabb"), keys=("x", "y"))
-    assert group_filter.any_reward(batch, Chain((WeightedSum(), Compared())), None).tolist() == [False, True]
+    assert group_filter.any_reward(batch, Chain((WeightedSum(), Compared()))).tolist() == [False, True]

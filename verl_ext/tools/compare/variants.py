@@ -131,8 +131,8 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
         )
         result = chain(batch, state)
         state, advantages[rows] = result.state, result.advantages
-        if result.summed is not None:
-            parts[rows], total[rows] = result.summed
+        if result.contributions is not None:
+            parts[rows], total[rows] = result.contributions, result.total
     notes = [*_differences(variant, rollouts)]
     if rollouts.run is not None and rollouts.run.estimator == variant.name:
         difference = float(np.abs(advantages - rollouts.table["advantage"].to_numpy(float)).max())
