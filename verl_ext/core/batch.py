@@ -53,6 +53,9 @@ class Batch:
 
     A segment is a trajectory, or with per-turn rewards one turn of a trajectory.
 
+    The weight of a column is a product: the weight of its reward, `reward_weights`, times the weight of the criterion
+    within its rubric, `rubric_weights`. `weights` has the product for each segment, and `group_weights` for each group.
+
     >>> batch = Batch.of([[1.0], [0.0]], ["g", "g"])
     >>> batch.rewards.shape, batch.keys, len(batch.groups)
     ((2, 1), ('score',), 1)
@@ -159,7 +162,7 @@ class Batch:
 
     @cached_property
     def rubric_weights(self) -> Array:
-        """`[N, K]` the weight of each criterion within its rubric, and 1 for other columns."""
+        """`[N, K]` the same as `criterion_weights`, or 1 everywhere if there is no rubric."""
         if self.criterion_weights is None:
             return np.ones(self.raw.shape)
         return self.criterion_weights
