@@ -88,7 +88,7 @@ def call_on_tensors(
         returned = [component for component in components if component in ("acc", "score")]
     table = table_of(run, components, uids, mask, returned=returned, tensors=batch)
     if rows is not None:
-        table = replace(table, rows=rows)
+        table = replace(table, row_index=rows)
     with computing(run, table):
         advantages, returns = compute(
             name, token_level_rewards=rewards, response_mask=mask, index=object_array(uids), config=None

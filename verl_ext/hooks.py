@@ -30,7 +30,7 @@ logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO").upper())
 TESTED = ("0.9.0", "0.9.1")
 """The releases of verl that verl_ext is tested with. The first one is the oldest release that has plugins."""
 MARK = "__verl_ext__"
-"""The attribute of a function that `wrap` has made: the function itself, and the function that it calls."""
+"""The attribute of a wrapper that `wrap` has made. It has two entries: the wrapper, and the function `around`."""
 TRAINERS = {True: "verl.trainer.ppo.v1.trainer_base", False: "verl.trainer.ppo.ray_trainer"}
 """The module of the trainer that verl's entry point starts, by `trainer.use_v1`."""
 
@@ -107,6 +107,9 @@ def _is_being_imported(module: ModuleType) -> bool:
     Python adds a module to `sys.modules` before it executes the code, so functions that a callback wraps may be
     missing. Until the code ends, the attribute `_initializing` of the module's spec is True. After that, the changed
     loader calls the callback.
+
+    Edge case: if the import began before the first callback of the module was registered, its loader is not changed.
+    The callback is then not called, and a hook stays pending.
     """
     spec = getattr(module, "__spec__", None)
     return bool(getattr(spec, "_initializing", False))
@@ -224,13 +227,10 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
     Raise unless the first parameters of the original are the parameters of `around` after its first.
 
-    Wrapping twice with the same `around` has no effect. For this, the wrapper has a mark. The mark names the wrapper,
-    because `functools.wraps` copies attributes: if another plugin wraps the wrapper, its function has a copy of the
-    mark, but need not call the wrapper. The mark of such a function names another function, so it is wrapped again.
+    Wrapping twice with the same `around` has no effect.
     """
     original = member(owner, name)
-    marked_function, marked_around = getattr(original, MARK, (None, None))
-    if marked_function is original and marked_around is around:
+    if _is_wrapped_with(original, around):
         return
     require_parameters(owner, name, _positional(around)[1:])
 
@@ -240,6 +240,17 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
     setattr(wrapper, MARK, (wrapper, around))
     replace(owner, name, wrapper)
+
+
+def _is_wrapped_with(function: Any, around: Callable[..., Any]) -> bool:
+    """Return whether `wrap` has made a function, and with this `around`.
+
+    The mark names the wrapper itself, because `functools.wraps` copies attributes. If another plugin wraps the wrapper,
+    its function has a copy of the mark, but need not call the wrapper. The mark of such a function names another
+    function, so it is wrapped again.
+    """
+    marked_function, marked_around = getattr(function, MARK, (None, None))
+    return marked_function is function and marked_around is around
 
 
 def replace(owner: Any, name: str, new: Any) -> None:

@@ -24,7 +24,9 @@ T = TypeVar("T")
 ENTRY_POINT_GROUP = "verl_ext.estimators"
 """The entry-point group in which other packages register their methods."""
 RESERVED_NAMES = frozenset({"gae", *METHODS})
-"""Names that other packages cannot use: verl computes `gae` and `grpo` without looking into its registry."""
+"""Names that other packages cannot use: the methods of this package, which come first, and `gae`.
+
+verl computes `gae` and `grpo` without looking into its registry."""
 ENTRY_POINTS: Mapping[str, EntryPoint] = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
 """What installed packages register, by name."""
 ESTIMATORS: Mapping[str, Method | EntryPoint] = {
@@ -42,16 +44,20 @@ def build(name: str, settings: Settings) -> Chain:
     >>> [step.name for step in build("drgrpo", Settings()).steps]
     ['weighted_sum', 'center']
     """
-    steps: tuple[Step, ...] = ()
-    for method_name in method_and_base(name, settings)[::-1]:  # the base, if there is one, comes first
-        steps = (*steps, *load(method_name).build(section_of(method_name, settings), settings))
-    base_setting = load(name).base
-    where = f"The estimator {name!r}: steps"
-    if base_setting is not None:
-        base = getattr(section_of(name, settings), base_setting)
-        where = f"algorithm.{name}.{base_setting}={base}: steps"
-    check_order(steps, where)
-    return Chain(steps, settings.rewards.weights)
+    steps: list[Step] = []
+    for method_name in reversed(method_and_base(name, settings)):  # the base, if there is one, comes first
+        section = section_of(method_name, settings)
+        steps += load(method_name).build(section, settings)
+    check_order(steps, _origin_of_steps(name, settings))
+    return Chain(tuple(steps), settings.rewards.weights)
+
+
+def _origin_of_steps(name: str, settings: Settings) -> str:
+    """Return where the steps of a method come from, for an error: the method, or the setting that names its base."""
+    _, *bases = method_and_base(name, settings)
+    if bases:
+        return f"algorithm.{name}.{load(name).base_setting}={bases[0]}: steps"
+    return f"The estimator {name!r}: steps"
 
 
 def load(name: str) -> Method:
@@ -91,13 +97,13 @@ def section_of(name: str, settings: Settings) -> Any:
             )
         return None
     section = settings.of(name, method.settings)
-    if method.base is not None:
-        base = getattr(section, method.base)
+    if method.base_setting is not None:
+        base = getattr(section, method.base_setting)
         valid = possible_bases()
         if base not in valid:
             raise ConfigurationError(
-                f"algorithm.{name}.{method.base}={base!r} is not an estimator on which {name} can build. Set "
-                f"algorithm.{name}.{method.base} to one of {listed(valid)}."
+                f"algorithm.{name}.{method.base_setting}={base!r} is not an estimator on which {name} can build. Set "
+                f"algorithm.{name}.{method.base_setting} to one of {listed(valid)}."
             )
     return section
 
@@ -107,14 +113,14 @@ def possible_bases() -> Sequence[str]:
     bases = []
     for name in ESTIMATORS:
         with suppress(ConfigurationError):  # a method of another package may be broken
-            if load(name).base is None:
+            if load(name).base_setting is None:
                 bases.append(name)
     return bases
 
 
 def method_and_base(name: str, settings: Settings) -> tuple[str, ...]:
     """Return the method, and the method that it builds on, if any. The settings and rules of both apply."""
-    base_setting = load(name).base
+    base_setting = load(name).base_setting
     if base_setting is None:
         return (name,)
     return name, getattr(section_of(name, settings), base_setting)
@@ -164,23 +170,35 @@ def misspelled_settings(names: Iterable[Any], *, known: Collection[str] = ()) ->
     ['error']
     """
     kinds = sections()
-    path_of = {item.name: f"{section}.{item.name}" for section, kind in kinds.items() for item in fields(kind)}
-    path_of |= {name: name for name in (*kinds, *VERL_NAMES.values())}
+    top_level = {*kinds, *VERL_NAMES.values()}
+    paths_of = _paths_of_settings(kinds) | {name: [f"algorithm.{name}"] for name in top_level}
     for entry in map(str, names):
-        if entry in known or path_of.get(entry) == entry:
+        if entry in known or entry in top_level:
             continue
-        near = nearest(entry, path_of, cutoff=0.75)
+        near = nearest(entry, paths_of, cutoff=0.75)
         if near is None:
             continue
-        path = path_of[near]
         is_anagram = near != entry and sorted(near) == sorted(entry)
         # Short words are near to many: `data` to `dara`, and another package may have a setting `k`.
         is_clear = len(near) > 4 or is_anagram
-        is_error = is_clear and near in (entry, path)
+        is_setting_without_section = near == entry
+        is_section_or_setting_of_verl = near in top_level
+        is_error = is_clear and (is_setting_without_section or is_section_or_setting_of_verl)
         unless_read = "" if is_error else " if no other package reads it"
+        paths = paths_of[near]
+        nearest_settings = f"setting is {paths[0]}" if len(paths) == 1 else f"settings are {' and '.join(paths)}"
         yield Finding(
             "error" if is_error else "warning",
-            f"algorithm.{entry} is not a setting of verl or verl_ext and would be ignored. The nearest setting is "
-            f"algorithm.{path}.",
-            f"Use algorithm.{path} instead, or remove algorithm.{entry}{unless_read}.",
+            f"algorithm.{entry} is not a setting of verl or verl_ext and would be ignored. The nearest "
+            f"{nearest_settings}.",
+            f"Use {' or '.join(paths)} instead, or remove algorithm.{entry}{unless_read}.",
         )
+
+
+def _paths_of_settings(kinds: Mapping[str, type[Any]]) -> dict[str, list[str]]:
+    """Return where each setting of a section is, by its name. Several methods may have a setting of the same name."""
+    paths_of: dict[str, list[str]] = {}
+    for section, kind in kinds.items():
+        for item in fields(kind):
+            paths_of.setdefault(item.name, []).append(f"algorithm.{section}.{item.name}")
+    return paths_of

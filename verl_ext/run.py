@@ -26,7 +26,8 @@ logger = logging.getLogger("verl_ext")
 class Run:
     """A run, from its check to the end of its training.
 
-    The checks set the fields up to `findings`. The other fields change while a trainer trains.
+    There are two kinds of fields. `checks.judge` sets the fields up to `findings`, which then stay the same. The other
+    fields are the progress of a training, and the modules that their descriptions name change them.
     """
 
     name: str
@@ -41,9 +42,12 @@ class Run:
     """What the rules report about the configuration."""
 
     trainer: Any = None
-    """The trainer, or None in the driver and in `check`."""
+    """The trainer, or None in the driver and in `check`. `trainers.mixin` sets it."""
     after_step: int = 0
-    """The step after which this start or resume begins."""
+    """The step after which this start or resume begins. `advantages.checkpoint` sets it when a run resumes."""
+
+    # `advantages.estimator` changes the next four fields in every batch. `advantages.checkpoint` restores the first
+    # three when a run resumes.
     state: State | None = None
     """The state of the estimator before the next batch, or None before the first batch."""
     accuracy: dict[str, Any] | None = None
@@ -52,8 +56,9 @@ class Run:
     """The step of the last batch."""
     estimator_called: bool = False
     """Whether verl has called the estimator since the metrics of the last batch were logged."""
+
     metrics: Metrics = field(default_factory=dict)
-    """Metrics that the trainer has not logged yet."""
+    """Metrics that the trainer has not logged yet. The modules of `advantages` add metrics."""
     logged: Metrics = field(default_factory=dict)
     """The metrics that the trainer logged last, for trainers that ask for them several times in a step."""
     logged_at: int | None = None
@@ -63,7 +68,8 @@ class Run:
     warned: set[str] = field(default_factory=set)
     """Keys of the warnings that were already logged."""
     zero_batches: int = 0
-    """The number of consecutive batches, up to the last one, in which every advantage was 0."""
+    """The number of consecutive batches, up to the last one, in which every advantage was 0. `advantages.log` counts
+    them."""
     dumps: Any = None
     """The `advantages.dump.DumpFolder` of this start or resume, or None before its first dump."""
     workers_prepared: bool = False
@@ -76,7 +82,10 @@ class Run:
 
     @cached_property
     def computes_advantages(self) -> bool:
-        """Whether verl_ext computes the advantages."""
+        """Whether verl_ext computes the estimator of this name.
+
+        If it does, but the steps cannot be built, `chain` is None nevertheless.
+        """
         return computed_by_verl_ext(self.name)
 
     @property

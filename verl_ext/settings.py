@@ -21,6 +21,8 @@ ANY_REWARD = "any_reward"
 """The metric of `algorithm.filter_groups` that keeps every group with a nonzero learning signal."""
 ACCURACY_BETWEEN = "accuracy_between"
 """The metric that keeps a group whose mean accuracy lies between two bounds."""
+REWARDS = "algorithm.rewards"
+"""The section of `RewardsSettings`."""
 T = TypeVar("T")
 
 
@@ -50,8 +52,8 @@ class RewardsSettings:
     token_scores: bool = False
     """Whether the trainer writes each reward into the batch as `token_level_scores_<key>`, for use in custom code."""
     rejected: Literal["keep", "exclude"] = "keep"
-    """Responses that rollout correction rejected: `keep` includes them in means, standard deviations and the accuracy,
-    `exclude` does not."""
+    """Responses without a token in the loss, such as those that rollout correction rejected: `keep` includes them in
+    means, standard deviations and the accuracy, `exclude` does not."""
     log: Literal["all", "keys", "none"] | None = None
     """Rewards to log: `all` that the reward function returns, those in `keys`, or `none`. null: `all` with an estimator
     of verl_ext, `keys` with one of verl."""
@@ -59,69 +61,121 @@ class RewardsSettings:
     """Lower and upper bound of a group's mean accuracy for `filter_groups.metric=accuracy_between`."""
 
     def __post_init__(self) -> None:
-        where, keys = "algorithm.rewards", self.keys or ()
+        self._check_keys_and_weights()
+        self._check_names()
+        self._check_lists()
+        self._check_token_scores()
+        self._check_accuracy()
+
+    def _check_keys_and_weights(self) -> None:
+        """Raise for keys that occur twice, and for weights that do not fit the keys."""
+        keys = self.keys or ()
         if self.keys is not None and (not keys or len(set(keys)) != len(keys)):
             raise ConfigurationError(
-                f"{where}.keys must name at least one reward, and each reward only once, found {list(keys)}. Set "
-                f"'{where}.keys=[format,correctness]', for example."
+                f"{REWARDS}.keys must name at least one reward, and each reward only once, found {list(keys)}. Set "
+                f"'{REWARDS}.keys=[format,correctness]', for example."
             )
-        if self.weights is not None and len(self.weights) != len(keys):
-            remedy = "Set one weight per key." if keys else f"Set {where}.keys, or remove {where}.weights."
+        if self.weights is None:
+            return
+        if len(self.weights) != len(keys):
+            remedy = "Set one weight per key." if keys else f"Set {REWARDS}.keys, or remove {REWARDS}.weights."
             raise ConfigurationError(
-                f"{where}.weights={list(self.weights)} and {where}.keys={list(keys)} differ in length. {remedy}"
+                f"{REWARDS}.weights={list(self.weights)} and {REWARDS}.keys={list(keys)} differ in length. {remedy}"
             )
-        if self.weights is not None and not any(self.weights):
+        if not any(self.weights):
             raise ConfigurationError(
-                f"{where}.weights={list(self.weights)} are all 0, so that every advantage would be 0. Set at least one "
-                "weight to a nonzero value."
+                f"{REWARDS}.weights={list(self.weights)} are all 0, so that every advantage would be 0. Set at least "
+                "one weight to a nonzero value."
             )
-        per_turn, on = set(self.per_turn or ()), {needed.reward for needed in (self.conditions or {}).values()}
-        rubrics, conditioned = set(self.rubrics or ()), on.union(self.conditions or ())
-        for setting, names in {"per_turn": per_turn, "rubrics": rubrics, "conditions": conditioned}.items():
-            if missing := names - set(keys):
-                near = nearest(min(missing), keys)
-                hint = f" (did you mean {near!r}?)" if near is not None else ""
-                weight = f" and a weight to {where}.weights" if self.weights is not None else ""
-                raise ConfigurationError(
-                    f"{where}.{setting} names {listed(missing)}, which is missing in {where}.keys={list(keys)}{hint}. "
-                    f"Add {listed(missing)} to {where}.keys{weight}, or remove it from {where}.{setting}."
-                )
-        if other := (on & per_turn) | (conditioned & rubrics):
+
+    def _check_names(self) -> None:
+        """Raise if another setting names a reward that is not among the keys."""
+        keys = self.keys or ()
+        names_of_setting = {
+            "per_turn": {*(self.per_turn or ())},
+            "rubrics": {*(self.rubrics or ())},
+            "conditions": self._easy_rewards | self._hard_rewards,
+        }
+        for setting, names in names_of_setting.items():
+            missing = names.difference(keys)
+            if not missing:
+                continue
+            suggestion = nearest(min(missing), keys)
+            hint = "" if suggestion is None else f" (did you mean {suggestion!r}?)"
+            weight = f" and a weight to {REWARDS}.weights" if self.weights is not None else ""
             raise ConfigurationError(
-                f"{where}.conditions names {listed(other)}, which {where}.per_turn or {where}.rubrics names as well. A "
-                f"condition needs one number per response. Remove {listed(other)} from {where}.conditions."
+                f"{REWARDS}.{setting} names {listed(missing)}, which is missing in {REWARDS}.keys={list(keys)}{hint}. "
+                f"Add {listed(missing)} to {REWARDS}.keys{weight}, or remove it from {REWARDS}.{setting}."
+            )
+
+    @property
+    def _easy_rewards(self) -> set[str]:
+        """The rewards that count only where another reward reaches a threshold."""
+        return {*(self.conditions or {})}
+
+    @property
+    def _hard_rewards(self) -> set[str]:
+        """The rewards that must reach a threshold."""
+        return {condition.reward for condition in (self.conditions or {}).values()}
+
+    def _check_lists(self) -> None:
+        """Raise if rewards per turn or rubrics are used where one number per response is needed."""
+        per_turn = {*(self.per_turn or ())}
+        rubrics = {*(self.rubrics or ())}
+        # An easy reward may be per turn: its turns count where the response meets the condition.
+        per_turn_with_condition = self._hard_rewards & per_turn
+        rubrics_with_condition = (self._easy_rewards | self._hard_rewards) & rubrics
+        lists_with_condition = per_turn_with_condition | rubrics_with_condition
+        if lists_with_condition:
+            raise ConfigurationError(
+                f"{REWARDS}.conditions names {listed(lists_with_condition)}, which {REWARDS}.per_turn or "
+                f"{REWARDS}.rubrics names as well. A condition needs one number per response. Remove "
+                f"{listed(lists_with_condition)} from {REWARDS}.conditions."
             )
         if per_turn and rubrics:
             raise ConfigurationError(
-                f"{where}.per_turn={sorted(per_turn)} and {where}.rubrics={sorted(rubrics)} cannot be combined. Remove "
-                "one of the two settings."
+                f"{REWARDS}.per_turn={sorted(per_turn)} and {REWARDS}.rubrics={sorted(rubrics)} cannot be combined. "
+                "Remove one of the two settings."
             )
+        if self.turn_discount != 1 and not per_turn:
+            raise ConfigurationError(
+                f"{REWARDS}.turn_discount={self.turn_discount:g} has no effect without {REWARDS}.per_turn. Remove "
+                f"{REWARDS}.turn_discount, or set {REWARDS}.per_turn."
+            )
+
+    def _check_token_scores(self) -> None:
+        """Raise if the trainer cannot write one number per response and key."""
+        if not self.token_scores:
+            return
+        if self.per_turn or self.rubrics:
+            setting = "per_turn" if self.per_turn else "rubrics"
+            raise ConfigurationError(
+                f"{REWARDS}.token_scores=True writes one number per response, so it does not support "
+                f"{listed(self.per_turn or self.rubrics or ())} of {REWARDS}.{setting}. Set "
+                f"{REWARDS}.token_scores=False."
+            )
+        if not self.keys:
+            raise ConfigurationError(
+                f"{REWARDS}.token_scores=True has no effect without {REWARDS}.keys. Set '{REWARDS}.keys=[...]', or "
+                f"remove {REWARDS}.token_scores."
+            )
+
+    def _check_accuracy(self) -> None:
+        """Raise if the accuracy is a rubric, or if its bounds are not a lower and an upper bound."""
+        rubrics = self.rubrics or ()
         if self.accuracy_key in rubrics:
             raise ConfigurationError(
-                f"{where}.accuracy_key={self.accuracy_key!r} is a rubric, but the accuracy must be one number per "
-                f"response. Set {where}.accuracy_key to another reward."
-            )
-        if self.token_scores and (per_turn or rubrics):
-            setting = "per_turn" if per_turn else "rubrics"
-            raise ConfigurationError(
-                f"{where}.token_scores=True writes one number per response, so it does not support "
-                f"{listed(per_turn | rubrics)} of {where}.{setting}. Set {where}.token_scores=False."
-            )
-        if self.turn_discount != 1 and not self.per_turn:
-            raise ConfigurationError(
-                f"{where}.turn_discount={self.turn_discount:g} has no effect without {where}.per_turn. Remove "
-                f"{where}.turn_discount, or set {where}.per_turn."
+                f"{REWARDS}.accuracy_key={self.accuracy_key!r} is a rubric, but the accuracy must be one number per "
+                f"response. Set {REWARDS}.accuracy_key to another reward."
             )
         bounds = self.accuracy_between
-        if bounds is not None and (len(bounds) != 2 or bounds[0] >= bounds[1]):
+        if bounds is None:
+            return
+        are_ordered = len(bounds) == 2 and bounds[0] < bounds[1]
+        if not are_ordered:
             raise ConfigurationError(
-                f"{where}.accuracy_between must be a lower bound and a larger upper bound, found {list(bounds)}. Set "
-                f"'{where}.accuracy_between=[0.05,0.95]', for example."
-            )
-        if self.token_scores and not keys:
-            raise ConfigurationError(
-                f"{where}.token_scores=True has no effect without {where}.keys. Set '{where}.keys=[...]', or remove "
-                f"{where}.token_scores."
+                f"{REWARDS}.accuracy_between must be a lower bound and a larger upper bound, found {list(bounds)}. Set "
+                f"'{REWARDS}.accuracy_between=[0.05,0.95]', for example."
             )
 
     def accuracy_in(self, names: Container[str], *, score: str = SCORE) -> str:
@@ -164,8 +218,6 @@ class Settings:
     """verl's `algorithm.use_kl_in_reward`."""
     loss_agg_mode: str = "token-mean"
     """verl's `actor_rollout_ref.actor.loss_agg_mode`."""
-    verl_names: bool = False
-    """Whether verl's own `algorithm.gdpo_reward_keys` or `gdpo_reward_weights` are set."""
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The entries of `algorithm` that are set, as JSON data. `of` reads an estimator's section from them.
 
@@ -187,7 +239,6 @@ class Settings:
             norm_by_std=_verl_boolean(given, "norm_adv_by_std_in_grpo", default=cls.norm_by_std),
             kl_in_reward=_verl_boolean(given, "use_kl_in_reward", default=cls.kl_in_reward),
             loss_agg_mode=loss_agg_mode,
-            verl_names=not given.keys().isdisjoint(VERL_NAMES.values()),
             given=given,
         )
 

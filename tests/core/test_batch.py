@@ -127,10 +127,10 @@ def test_a_column_may_have_the_limits_of_its_range(name, highest):
 def test_the_weight_of_a_column_is_the_weight_of_its_reward():
     batch = Batch.of([[1.0, 2.0]], ["p"], keys=("a", "b"))
     weighted = batch.with_weights([0.5, -2.0])
-    assert weighted.weights.tolist() == [0.5, -2]
-    assert weighted.group_weights.tolist() == [0.5, -2]
-    assert weighted.rubric_weights.tolist() == [1, 1]
-    assert batch.weights.tolist() == [1, 1]  # unchanged
+    assert weighted.weights[0].tolist() == [0.5, -2]
+    assert weighted.group_weights[0].tolist() == [0.5, -2]
+    assert weighted.rubric_weights[0].tolist() == [1, 1]
+    assert batch.weights[0].tolist() == [1, 1]  # unchanged
 
 
 def rubric_batch(labels: list[str], factors: list[list[float]]) -> Batch:
@@ -140,7 +140,7 @@ def rubric_batch(labels: list[str], factors: list[list[float]]) -> Batch:
         labels,
         keys=("correct", "rubric[0]", "rubric[1]"),
         reward_of_column=("correct", "rubric", "rubric"),
-        factors=np.array(factors),
+        criterion_weights=np.array(factors),
     )
 
 
@@ -153,14 +153,14 @@ def test_criterion_weight_is_rubric_weight_times_weight_within_rubric():
     assert batch.weights.tolist() == [weights_of_p, weights_of_q, weights_of_p]
     assert batch.group_weights.tolist() == [weights_of_p, weights_of_q]
     assert batch.rubric_weights.tolist() == factors
-    assert batch.by_reward().weights.tolist() == [3, 2]
+    assert batch.by_reward().weights[0].tolist() == [3, 2]
 
 
 def test_criteria_with_equal_weights_for_all_prompts_have_one_row():
     factors = [1.0, 0.75, -0.25]
     batch = rubric_batch(["p", "q"], [factors, factors]).with_weights([1.0, 2.0])
-    assert batch.weights.tolist() == [1, 1.5, -0.5]
-    assert batch.group_weights.tolist() == [1, 1.5, -0.5]
+    assert batch.weights[0].tolist() == [1, 1.5, -0.5]
+    assert batch.group_weights[0].tolist() == [1, 1.5, -0.5]
     assert batch.rubric_weights.tolist() == factors
 
 

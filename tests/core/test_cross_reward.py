@@ -110,7 +110,7 @@ def test_a_soft_minimum_uses_rubric_weights_but_not_reward_weights():
     rewards = [[1.0, 0.0], [0.0, 2.0], [1.0, 5.0]]
     weights_of_criteria = np.array([[0.75, -0.25], [0.75, -0.25], [1.0, 0.0]])
     columns = {"keys": ("rubric[0]", "rubric[1]"), "reward_of_column": ("rubric", "rubric")}
-    batch = Batch.of(rewards, list("ppq"), **columns, factors=weights_of_criteria)
+    batch = Batch.of(rewards, list("ppq"), **columns, criterion_weights=weights_of_criteria)
     mean_of_first = 0.75 * math.exp(-2 * 1) + 0.25 * math.exp(-2 * 0)
     mean_of_second = 0.75 * math.exp(-2 * 0) + 0.25 * math.exp(-2 * -2)
     first = -math.log(mean_of_first) / 2

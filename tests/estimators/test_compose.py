@@ -257,7 +257,9 @@ def _custom_methods(monkeypatch):
     """Add methods of another package: a sum, a centered sum, one that has a base, and one that cannot be imported."""
     raw = Method.from_steps("a test", "sums the rewards", (WeightedSum(),))
     centered = Method.from_steps("a test", "centers the sum", (WeightedSum(), Center()))
-    building = Method("a test", "builds on grpo", lambda _section, _settings: (), settings=BaseSettings, base="base")
+    building = Method(
+        "a test", "builds on grpo", lambda _section, _settings: (), settings=BaseSettings, base_setting="base"
+    )
     broken = EntryPoint("broken", "no_such_package:METHOD", "verl_ext.estimators")
     methods = {"raw": raw, "centered": centered, "building": building, "broken": broken}
     for name, method in methods.items():

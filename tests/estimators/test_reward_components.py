@@ -34,7 +34,7 @@ def table_of_components(run: Run) -> Table:
     """Return the rewards of four responses with all valid and invalid components."""
     rows = RowIndex.of_padding(np.zeros(4, dtype=bool))
     results = INVALID_COMPONENTS | VALID_COMPONENTS
-    return Table(settings=run.settings.rewards, rows=rows, labels=UIDS, results=results)
+    return Table(settings=run.settings.rewards, row_index=rows, labels=UIDS, results=results)
 
 
 @pytest.mark.parametrize("name", ["drgrpo", "grpo"])

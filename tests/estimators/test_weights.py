@@ -42,7 +42,7 @@ def test_a_chain_built_from_settings_weights_the_rewards():
 
     result = chain(batch)
 
-    contributions, total = result.summed
+    contributions, total = result.contributions, result.total
     assert contributions.tolist() == [[2, 0], [0, -3], [2, -1], [2, -1]]
     assert total.tolist() == [2, -3, 1, 1]
     assert result.advantages.tolist() == [2.5, -2.5, 0, 0]

@@ -17,7 +17,7 @@ from tests.facts import says
 from verl_ext import Settings, build
 from verl_ext.advantages import dump
 from verl_ext.advantages.dump import DumpFolder
-from verl_ext.advantages.log import log_estimator_of_verl
+from verl_ext.advantages.log import record_step_of_verl_estimator
 from verl_ext.advantages.table import Table
 from verl_ext.core.row_index import RowIndex
 from verl_ext.run import Run
@@ -199,7 +199,7 @@ def dump_of_verl(tmp_path: Path) -> DumpOfVerl:
         fields={"acc": np.array([1.0, 0.0, 1.0])},
     )
     run = Run("gae", settings, None, trainer=SimpleNamespace(global_steps=3, local_trigger_step=0))
-    log_estimator_of_verl(run, table, lambda: BATCH_OF_VERL)
+    record_step_of_verl_estimator(run, table, lambda: BATCH_OF_VERL)
     (path,) = tmp_path.rglob("*.parquet")
     return DumpOfVerl(run.metrics, parquet.read_table(path).to_pylist())
 
@@ -221,5 +221,5 @@ def test_a_batch_of_padding_alone_is_neither_logged_nor_dumped() -> None:
     settings = Settings.parse({"rewards": {"keys": ["acc"]}})
     run = Run("grpo", settings, None)
     rows = RowIndex.of_sessions(["pad_0_0"], np.array([True]))
-    log_estimator_of_verl(run, Table(settings=settings.rewards, rows=rows, labels=[]), None)
+    record_step_of_verl_estimator(run, Table(settings=settings.rewards, row_index=rows, labels=[]), None)
     assert run.metrics == {}

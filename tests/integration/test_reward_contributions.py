@@ -40,7 +40,9 @@ def test_contributions_equal_plain_loops_and_sum_to_1(rollout, norm, with_kl):
     batch = rollout.batch(kl_reward=kl_terms if with_kl else None)
     settings = Settings.parse({"rewards": {"keys": ["a", "b"], "weights": WEIGHTS}, "norm_adv_by_std_in_grpo": norm})
     result = build("grpo", settings)(batch)
-    contributions = contribution_metrics(batch.keys, batch.groups, *result.summed, result.advantages, rest=with_kl)
+    contributions = contribution_metrics(
+        batch.keys, batch.groups, result.contributions, result.total, result.advantages, rest=with_kl
+    )
 
     values = expected_contributions(rollout, kl_terms, norm=norm)
     names = ["a", "b", "rest"] if with_kl else ["a", "b"]

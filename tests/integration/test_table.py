@@ -108,7 +108,7 @@ def test_conditions_hold_for_the_estimator_but_not_for_metrics() -> None:
     conditions = {"easy": {"reward": "hard", "at_least": 1.0}}
     settings = Settings.parse({"rewards": {"keys": ["easy", "hard"], "conditions": conditions}}).rewards
     results = {"easy": [1.0] * 4, "hard": [0.0, 1.0, 0.0, 1.0]}
-    table = Table(settings=settings, rows=ROWS, labels=UIDS, results=results)
+    table = Table(settings=settings, row_index=ROWS, labels=UIDS, results=results)
     for_estimator = table.batch(["easy", "hard"])
     for_metrics = table.batch(["easy", "hard"], for_estimator=False)
     assert for_estimator.rewards[:, 0].tolist() == [0.0, 1.0, 0.0, 1.0]
@@ -117,7 +117,7 @@ def test_conditions_hold_for_the_estimator_but_not_for_metrics() -> None:
 
 def test_an_infinite_score_is_nan_in_a_batch_for_metrics() -> None:
     settings = Settings.parse({"rewards": {"keys": ["acc"]}}).rewards
-    table = Table(settings=settings, rows=ROWS, labels=UIDS, results={}, score=np.array([np.inf, 1.0, 2.0, 3.0]))
+    table = Table(settings=settings, row_index=ROWS, labels=UIDS, results={}, score=np.array([np.inf, 1.0, 2.0, 3.0]))
     for_metrics = table.batch(None, for_estimator=False)
     np.testing.assert_array_equal(for_metrics.raw[:, 0], [np.nan, 1.0, 2.0, 3.0])
 
@@ -126,7 +126,7 @@ def test_an_infinite_score_is_nan_in_a_batch_for_metrics() -> None:
 def test_a_reward_may_be_an_array_with_one_column(key: str) -> None:
     settings = Settings.parse({"rewards": {"keys": [key]}}).rewards
     one_column = np.array([[1.0], [0.0], [0.5], [0.0]])
-    table = Table(settings=settings, rows=ROWS, labels=UIDS, results={key: one_column})
+    table = Table(settings=settings, row_index=ROWS, labels=UIDS, results={key: one_column})
     assert table.column(key).tolist() == [1.0, 0.0, 0.5, 0.0]
 
 
@@ -135,7 +135,7 @@ def test_a_field_with_a_value_per_token_is_no_reward(tokens: tuple[int, ...]) ->
     """An estimator stops with an error that names the reward. For an estimator of verl, the metrics are NaN."""
     settings = Settings.parse({"rewards": {"keys": ["depth"]}}).rewards
     field = torch.nested.as_nested_tensor([torch.ones(count) for count in tokens], layout=torch.jagged)
-    table = Table(settings=settings, rows=ROWS, labels=UIDS, fields={"depth": field})
+    table = Table(settings=settings, row_index=ROWS, labels=UIDS, fields={"depth": field})
     with pytest.raises(DataError, match="'depth'"):
         table.column("depth")
     assert np.isnan(table.column("depth", strict=False)).all()

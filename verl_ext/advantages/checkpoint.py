@@ -15,6 +15,9 @@ If a save fails or is killed, the folder therefore contains one of these, and ne
 - An incomplete checkpoint, until verl has written the whole model. The checkpoint of the earlier run is lost.
 - The model and the state of the later run, as soon as verl has written the new `data.pt`.
 
+There is one exception: with Megatron's `checkpoint.async_save=True`, verl writes `data.pt` while the model is still
+being saved, and does not write the tracker.
+
 A run without an estimator of verl_ext only removes the `verl_ext.json` of the earlier run.
 """
 
@@ -29,7 +32,7 @@ from typing import Any
 
 from verl_ext import __version__
 from verl_ext.core.chain import Chain, plain_state
-from verl_ext.errors import CheckpointError, reading
+from verl_ext.errors import CheckpointError, listed, reading
 from verl_ext.files import replacing, sync_folder
 from verl_ext.run import Run
 
@@ -91,6 +94,8 @@ class Saved:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             entries = {field.name: content[field.name] for field in fields(cls)}
+            if not isinstance(entries["computed_at"], int):
+                raise ValueError(f"computed_at is {entries['computed_at']!r}, expected an integer")
             return cls(**entries)
         except FileNotFoundError:
             return None
@@ -233,7 +238,7 @@ def load(run: Run) -> None:
         )
         return
     if stateful_chain is not None:
-        _log_state(run, saved, path)
+        _log_state(run, stateful_chain, saved, path)
     elif saved is None and run.chain is not None:
         logger.warning(
             "The run resumes at step %d with %s, but %s does not exist, so verl_ext cannot verify which estimator "
@@ -279,16 +284,28 @@ def _require_fitting(run: Run, saved: Saved) -> None:
         require_same_accuracy(saved.accuracy, {"key": key, "threshold": rewards.accuracy_threshold})
 
 
-def _log_state(run: Run, saved: Saved | None, path: Path) -> None:
+def _log_state(run: Run, chain: Chain, saved: Saved | None, path: Path) -> None:
     """Log whether the history of an estimator continues, or why it starts empty."""
     if saved is not None and saved.state is not None:
         logger.info("Loaded the state of %s from %s.", run.name, path)
+        _warn_of_missing_states(run, chain, saved.state, path)
         return
     reason = "does not exist" if saved is None else "has no state"
     logger.warning(
         "The run resumes at step %d, but %s %s. The history of %s starts empty in the middle of the run.",
         *(run.step, path, reason, run.name),
     )
+
+
+def _warn_of_missing_states(run: Run, chain: Chain, state: Mapping[str, Any], path: Path) -> None:
+    """Log a warning if some steps of an estimator have a saved state, but others do not."""
+    without_state = chain.init().keys() - state.keys()
+    if without_state:
+        logger.warning(
+            "The run resumes at step %d, but %s has no state of the step %s of %s. The history of this step starts "
+            "empty in the middle of the run.",
+            *(run.step, path, listed(without_state), run.name),
+        )
 
 
 def _warn_of_differences(run: Run, saved: Saved, folder: Path) -> None:

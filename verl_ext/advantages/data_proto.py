@@ -25,10 +25,12 @@ def read_table(data: Any, request: Request) -> Table:
     groups_of_rows = Groups.of(uids)
     rows = RowIndex.of_groups(groups_of_rows, mask)
     if rows.one_to_one:
-        table = Table(settings=request.settings, rows=rows, labels=uids, groups=groups_of_rows, fields=fields)
+        table = Table(settings=request.settings, row_index=rows, labels=uids, groups=groups_of_rows, fields=fields)
     else:  # without padding
         fields_of_trajectories = {name: rows.labels(values) for name, values in fields.items()}
-        table = Table(settings=request.settings, rows=rows, labels=rows.labels(uids), fields=fields_of_trajectories)
+        table = Table(
+            settings=request.settings, row_index=rows, labels=rows.labels(uids), fields=fields_of_trajectories
+        )
     returned_names = data.meta_info.get("reward_extra_keys")
     if returned_names is None:
         table.results = None

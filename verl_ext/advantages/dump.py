@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from verl_ext.advantages.table import Table
 from verl_ext.core.batch import Batch
-from verl_ext.core.groups import Array
+from verl_ext.core.groups import Array, divide
+from verl_ext.core.row_index import float_mask, row_sums, scores
 from verl_ext.core.steps import WeightedSum
 from verl_ext.files import replacing
 from verl_ext.run import Run
@@ -104,6 +108,20 @@ def write(run: Run, batch: Batch, advantages: Array, *, total: Array | None = No
         )
 
 
+def write_of_verl_estimator(run: Run, table: Table, batch: Batch, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write the rewards with verl's advantages, of which each response has the mean over its tokens.
+
+    `tensors` has `advantages`, `response_mask` and `token_level_scores`, each `[B, L]`.
+    """
+    mask = float_mask(tensors["response_mask"], torch.float32)
+    tokens_of_row = row_sums(mask)
+    sums = (tensors["advantages"].float() * mask).sum(dim=-1).double().cpu().numpy()
+    advantages = table.row_index.gather(divide(sums, tokens_of_row))
+    total = table.row_index.gather(scores(tensors["token_level_scores"], mask))
+    batch_with_lengths = replace(batch, lengths=table.row_index.total(tokens_of_row))
+    write(run, batch_with_lengths, advantages, total=total)
+
+
 def make_dump_dir(run: Run) -> None:
     """Make the folder `algorithm.verl_ext.dump_dir`, if it is set."""
     dump_dir = run.settings.verl_ext.dump_dir
@@ -128,7 +146,7 @@ def reward_columns(settings: Settings, batch: Batch) -> dict[str, Any]:
         "responses": groups.broadcast(groups.sizes),
         "tokens": batch.lengths,
         "outputs": batch.outputs,
-        "total": _weighted_sum(batch, rewards.weights),
+        "total": _weighted_sum(batch),
     }
     if rewards.per_turn:
         columns["turn"] = batch.turns.number + 1
@@ -150,9 +168,7 @@ def reward_columns(settings: Settings, batch: Batch) -> dict[str, Any]:
     return columns
 
 
-def _weighted_sum(batch: Batch, weights: tuple[float, ...] | None) -> Array:
+def _weighted_sum(batch: Batch) -> Array:
     """Return `[N]` the weighted sum of the rewards, without a KL term."""
     without_kl = replace(batch, kl_reward=None)
-    if weights is not None:
-        without_kl = without_kl.with_weights(weights)
     return WeightedSum().apply(batch.returns, without_kl)[:, 0]

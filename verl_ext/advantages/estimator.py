@@ -10,6 +10,7 @@ calls verl's advantage step within `computing(run, table)`. verl then calls `com
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -65,36 +66,52 @@ def compute(
     `token_level_rewards` `[B, L]` is the trainer's score with the KL term, if there is one.
     """
     run, chain, table = _current(name)
-    rows_of_verl = len(table.rows.trajectory_of_row)
-    if len(response_mask) != rows_of_verl:
-        raise IntegrationError(
-            f"The estimator {name!r} was called with {len(response_mask)} of the {rows_of_verl} rows of a batch. Pass "
-            "all rows in the trainer, because advantages depend on the whole batch."
-        )
+    _require_all_rows(name, table, response_mask)
     run.computed_at = run.step
     run.estimator_called = True
     mask = float_mask(response_mask, token_level_rewards.dtype)  # new memory, over which the result is written
     tokens = table.tokens(mask)  # [N]
-    trajectories = table.trajectory_of_batch_row  # [N]
+    trajectory_of_segment = table.trajectory_of_segment  # [N]
     # [T] The response is empty, or rollout correction has rejected it and emptied its mask.
-    has_no_tokens = np.bincount(trajectories, tokens) == 0
+    has_no_tokens = np.bincount(trajectory_of_segment, tokens) == 0
     included_trajectories: Index | slice = ALL
-    included_rows: Index | slice = ALL  # rows of `Batch`
+    included_segments: Index | slice = ALL
     if run.settings.rewards.rejected == "exclude" and has_no_tokens.any():
         included_trajectories = np.flatnonzero(~has_no_tokens)
-        included_rows = np.flatnonzero(~has_no_tokens[trajectories])
-    advantages = np.zeros(len(trajectories))
-    if len(advantages[included_rows]):
-        total = table.rows.gather(scores(token_level_rewards, mask))  # [T]
-        if not run.settings.kl_in_reward:
-            table.score = total
-        batch = _batch(run, chain, table, total, tokens, included_rows)
-        advantages[included_rows] = _run_chain(run, chain, batch)
+        included_segments = np.flatnonzero(~has_no_tokens[trajectory_of_segment])
+    advantages = np.zeros(len(trajectory_of_segment))
+    has_included_segments = len(advantages[included_segments]) > 0
+    if has_included_segments:
+        score = table.row_index.gather(scores(token_level_rewards, mask))  # [T], with the KL term, if there is one
+        kl_reward = None
+        if run.settings.kl_in_reward:
+            kl_reward = score - table.trainer_score()  # of the last row of each trajectory, which has the score
+        else:
+            table = replace(table, score=score)
+        batch = table.batch(
+            run.settings.rewards.keys,
+            included_segments,
+            tokens=tokens,
+            accuracy=_accuracy(run, table) if chain.needs_accuracy else None,
+            kl_reward=kl_reward,
+            fields=chain.needs_fields,
+        )
+        advantages[included_segments] = _run_chain(run, chain, batch)
         log_rewards(run, table, batch, included_trajectories)
     if len(has_no_tokens):
         run.metrics["advantage/rejected_responses"] = float(np.count_nonzero(has_no_tokens))
     result = table.scatter(advantages, mask)
     return result, result
+
+
+def _require_all_rows(name: str, table: Table, response_mask: torch.Tensor) -> None:
+    """Raise if a trainer calls the estimator with a part of the batch that `table` was read from."""
+    rows = len(table.row_index.trajectory_of_row)
+    if len(response_mask) != rows:
+        raise IntegrationError(
+            f"The estimator {name!r} was called with {len(response_mask)} of the {rows} rows of a batch. Pass "
+            "all rows in the trainer, because advantages depend on the whole batch."
+        )
 
 
 def _current(name: str) -> tuple[Run, Chain, Table]:
@@ -109,22 +126,6 @@ def _current(name: str) -> tuple[Run, Chain, Table]:
         f"The estimator {name!r} was called outside the advantage step of a trainer that verl_ext has checked. "
         "Use a trainer of trainer.v1.trainer_mode or RayPPOTrainer. In your own code, call "
         f"verl_ext.build({name!r}, settings)(Batch.of(...))."
-    )
-
-
-def _batch(run: Run, chain: Chain, table: Table, total: Array, tokens: Array, included_rows: Index | slice) -> Batch:
-    """Return the batch of the run's rewards. `total` `[T]` is the score with the KL term, if there is one."""
-    kl_reward = None
-    if run.settings.kl_in_reward:
-        kl_reward = total - table.trainer_score()
-    accuracy = _accuracy(run, table) if chain.needs_accuracy else None
-    return table.batch(
-        run.settings.rewards.keys,
-        included_rows,
-        tokens=tokens,
-        accuracy=accuracy,
-        kl_reward=kl_reward,
-        fields=chain.needs_fields,
     )
 
 

@@ -21,7 +21,7 @@ from verl_ext.core.chain import Chain, Step
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.row_index import uids_of
-from verl_ext.core.step_lists import is_built_in
+from verl_ext.core.step_lists import is_custom
 from verl_ext.core.steps import Center
 from verl_ext.errors import IntegrationError
 from verl_ext.run import Run
@@ -77,7 +77,7 @@ class GroupFilter:
         groups = finished.batch.groups
         counters: dict[str, Bools] = {}
         if self.metric == ANY_REWARD:
-            kept = any_reward(finished.batch, self.run.chain, settings.weights)
+            kept = any_reward(finished.batch, self.run.chain)
             dropped = ~kept & finished.several
         else:
             lower, upper = settings.accuracy_between or ()  # the checks require that both bounds are set
@@ -147,7 +147,7 @@ def keys_of_groups(partition: Mapping[str, Any], uids: set[str]) -> list[str]:
     return keys
 
 
-def any_reward(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:
+def any_reward(batch: Batch, chain: Chain | None) -> Bools:
     """Return `[G]` whether a group has a learning signal: whether the estimator's centered sum of the rewards varies.
 
     Here only single groups are known, so the steps that can be computed end before the first step that reads the whole
@@ -155,27 +155,32 @@ def any_reward(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | N
 
     - after the step that centers the sum, or there is none: whether the centered sum varies, which is exact;
     - between the sum and the step that centers it: whether the sum varies, or a reward with a nonzero weight, because
-      equal sums may differ later;
+      equal sums may differ later. The sum of two rewards with zero variance varies if one of them is not scored for
+      some of the responses;
     - before the sum: whether a reward with a nonzero weight varies after the conditions. An estimator of verl is
       treated in the same way, because its steps are not known.
     """
-    if weights is not None:
-        batch = batch.with_weights(weights)
-    groups = batch.groups
     steps = _steps_within_groups(chain)
     has_sum = any(step.sums for step in steps)
     has_center = any(step.centers or step.compares for step in steps)
     if has_sum and has_center:
-        advantages = Chain(steps)(batch).advantages
-        return groups.varies(advantages)
-    has_weight = batch.reward_weights != 0
-    weighted_reward_varies = groups.varies(batch.rewards) & has_weight  # [G, K]
-    any_varies: Bools = weighted_reward_varies.any(axis=1)
-    if not has_sum:
-        return any_varies
-    # The sum of two rewards with zero variance varies if one of them is not scored for some of the responses.
-    centered_sum = Chain((*steps, Center()))(batch).advantages
-    return any_varies | groups.varies(centered_sum)
+        return _results_vary(steps, batch)
+    if has_sum:
+        return _weighted_rewards_vary(batch) | _results_vary((*steps, Center()), batch)
+    return _weighted_rewards_vary(batch)
+
+
+def _results_vary(steps: tuple[Step, ...], batch: Batch) -> Bools:
+    """Return `[G]` whether the values after the steps, which end with one value per trajectory, vary."""
+    values = Chain(steps)(batch).advantages
+    return batch.groups.varies(values)
+
+
+def _weighted_rewards_vary(batch: Batch) -> Bools:
+    """Return `[G]` whether a reward with a nonzero weight varies."""
+    varies = batch.groups.varies(batch.returns) & (batch.group_weights != 0)  # [G, K]
+    any_varies: Bools = varies.any(axis=1)
+    return any_varies
 
 
 def _steps_within_groups(chain: Chain | None) -> tuple[Step, ...]:
@@ -189,7 +194,7 @@ def _steps_within_groups(chain: Chain | None) -> tuple[Step, ...]:
     steps: list[Step] = []
     has_sum = False
     for step in chain.steps:
-        if not is_built_in(step):  # a custom step may inherit `reads_one_group` and not keep to it
+        if is_custom(step):  # a custom step may inherit `reads_one_group` and not keep to it
             break
         if step.rescales_batch and has_sum:
             continue

@@ -1,7 +1,6 @@
 """The metrics and warnings about the rewards and advantages of a batch."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,7 +11,6 @@ from verl_ext.core.batch import SCORE, Batch
 from verl_ext.core.chain import Result
 from verl_ext.core.groups import Array, Index, divide
 from verl_ext.core.metrics import advantage_metrics, contribution_metrics, metric_name, reward_metrics, turn_metrics
-from verl_ext.core.row_index import float_mask, row_sums, scores
 from verl_ext.errors import listed
 from verl_ext.run import Run
 
@@ -24,11 +22,10 @@ def log_advantages(run: Run, batch: Batch, result: Result) -> None:
     """Add the metrics of the advantages and of the steps of the estimator."""
     run.metrics |= advantage_metrics(result.advantages)
     _watch_zero_advantages(run, batch, result.advantages)
-    if result.summed is not None:
-        rewards, total = result.summed
+    if result.contributions is not None and result.total is not None:
         has_rest = batch.kl_reward is not None
         run.metrics |= contribution_metrics(
-            batch.reward_names, batch.groups, rewards, total, result.advantages, rest=has_rest
+            batch.reward_names, batch.groups, result.contributions, result.total, result.advantages, rest=has_rest
         )
     if run.settings.rewards.per_turn:
         run.metrics |= turn_metrics(batch)
@@ -74,7 +71,7 @@ def log_rewards(run: Run, table: Table, batch: Batch | None = None, included: In
 def _log_entries_per_turn(run: Run, table: Table) -> None:
     """Count the entries per turn that are missing or have no turn, and warn if a reward has no entry at all."""
     for key, entries in table.entries.items():
-        turns = np.bincount(table.trajectory_of_batch_row)  # [T]
+        turns = np.bincount(table.trajectory_of_segment)  # [T]
         missing_entries = (turns - entries).clip(0)
         truncated_entries = (entries - turns).clip(0)
         name = metric_name(key)
@@ -108,10 +105,10 @@ def _log_other_rewards(run: Run, table: Table, logged: tuple[str, ...], included
         run.metrics |= reward_metrics(per_response.batch(names, included, for_estimator=False))
 
 
-def log_estimator_of_verl(
+def record_step_of_verl_estimator(
     run: Run, table: Table, tensors: Callable[[], Mapping[str, torch.Tensor]] | None = None
 ) -> None:
-    """Log the rewards of a run whose advantages verl has computed, and dump them with verl's advantages.
+    """Record a step of a run whose advantages verl has computed: the metrics of its rewards, and a dump.
 
     `tensors` returns `advantages`, `response_mask` and `token_level_scores`, each `[B, L]`. It is called only for a
     dump. `tensors` is None if verl has resampled the rows for the update.
@@ -132,7 +129,7 @@ def log_estimator_of_verl(
             batch.reward_names, batch.groups, rewards, table.score, advantages, rest=True
         )
     if run.settings.verl_ext.dump_dir is not None and tensors is not None:
-        _dump(run, table, batch, tensors())
+        dump.write_of_verl_estimator(run, table, batch, tensors())
 
 
 def _grpo(run: Run, batch: Batch, score: Array) -> Array:
@@ -142,14 +139,3 @@ def _grpo(run: Run, batch: Batch, score: Array) -> Array:
     if not run.settings.norm_by_std:
         return centered
     return divide(centered, groups.broadcast(groups.std(centered)))
-
-
-def _dump(run: Run, table: Table, batch: Batch, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Dump the rewards with verl's advantages, of which each response has the mean over its tokens."""
-    mask = float_mask(tensors["response_mask"], torch.float32)
-    tokens_of_row = row_sums(mask)
-    sums = (tensors["advantages"].float() * mask).sum(dim=-1).double().cpu().numpy()
-    advantages = table.rows.gather(divide(sums, tokens_of_row))
-    total = table.rows.gather(scores(tensors["token_level_scores"], mask))
-    batch_with_lengths = replace(batch, lengths=table.rows.total(tokens_of_row))
-    dump.write(run, batch_with_lengths, advantages, total=total)

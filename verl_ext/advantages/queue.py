@@ -37,16 +37,23 @@ def read_table(
     is_padding = [bool(tag.get("is_padding", False)) for tag in tags or [{}] * len(row_keys)]
     rows = RowIndex.of_sessions(row_keys, np.array(is_padding, dtype=bool))
     scored_row_keys = [row_keys[row] for row in rows.scored.tolist()]  # the last output of each session
-    table = Table(settings=request.settings, rows=rows, labels=uids_of(scored_row_keys))
+    table = Table(settings=request.settings, row_index=rows, labels=uids_of(scored_row_keys))
     if not scored_row_keys:
         return table
+    _add_rewards(table, scored_row_keys, partition_id, request)
+    if request.turns:
+        _add_turns(table, row_keys, partition_id, request.max_response_length)
+    return table
 
+
+def _add_rewards(table: Table, scored_row_keys: Sequence[str], partition_id: str, request: Request) -> None:
+    """Read the rewards and fields that a run needs from the rows that carry the scores."""
     names = list(dict.fromkeys(request.names))
     token_names = [TOKEN_FIELD + name for name in names]
     if request.score:
         token_names.append(TRAINER_SCORE)
     wanted = list(token_names)
-    if names or request.results:
+    if names or request.all_results:
         wanted += [EXTRA, *names]
     fields = fetch(scored_row_keys, partition_id, wanted) if wanted else {}  # without the fields that no row has
 
@@ -61,17 +68,14 @@ def read_table(
     columns = {name: _values_of(fields, name) for name in names if name in present and name != EXTRA}
     table.fields = columns | _from_agent_loop(extra_fields, names)
     table.results = _from_reward_function(extra_fields)
-    if request.turns:
-        _add_turns(table, row_keys, partition_id, request.max_response_length)
-    return table
 
 
 def _add_turns(table: Table, row_keys: Sequence[str], partition_id: str, max_response_length: int) -> None:
     """Read where the turns are in these rows of the queue. A trajectory is truncated if one of its outputs is."""
     masks = fetch(row_keys, partition_id, [MASK])[MASK]
-    table.spans = TurnSpans.of(dense(masks), table.rows)
+    table.spans = TurnSpans.of(dense(masks), table.row_index)
     tokens_of_row = masks.offsets().diff().cpu().numpy()
-    truncated_outputs = table.rows.total(tokens_of_row >= max_response_length)
+    truncated_outputs = table.row_index.total(tokens_of_row >= max_response_length)
     table.truncated = truncated_outputs > 0
 
 
@@ -93,7 +97,12 @@ def _from_reward_function(extra_fields: Sequence[Mapping[str, Any]]) -> dict[str
     """Return what the reward function returned, None for a response without the entry.
 
     A dictionary of the reward function has a `score`. A dictionary without `score` is the reward manager's, of a
-    response whose scoring failed. Its `acc` does not mean that the reward function returns an accuracy.
+    response whose scoring failed. Its `acc` does not mean that the reward function returns an accuracy:
+
+    >>> scored = {"reward_extra_info": {"score": 1.0, "format": 0.5}}
+    >>> failed = {"reward_extra_info": {"acc": 0.0, "timeout": True}}
+    >>> _from_reward_function([scored, failed])
+    {'score': [1.0, None], 'format': [0.5, None], 'timeout': [None, True]}
     """
     results = [entries.get("reward_extra_info") or {} for entries in extra_fields]
     names = list(dict.fromkeys(name for result in results for name in result))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from verl_ext.core.batch import LARGEST_REWARD, SCORE, Batch, unit_accuracy
+from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Array, Bools, Groups, Index, label_text
 from verl_ext.core.per_turn_rewards import pad_entries
 from verl_ext.core.row_index import RowIndex, row_sums, write_over_mask
@@ -23,7 +24,7 @@ from verl_ext.settings import ACCURACY, RewardsSettings
 
 TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
 ALL = slice(None)
-"""Selects all rows."""
+"""Selects all segments, or all trajectories."""
 _NUMBER = (float, np.bool_, np.integer, np.floating)
 
 
@@ -40,56 +41,80 @@ class Request:
     """Whether to read the turns of each response, and whether the response was truncated."""
     max_response_length: int = 0
     """Number of tokens at which a response is truncated, or 0 if it is not known."""
-    results: bool = False
+    all_results: bool = False
     """Whether to read everything that the reward function returned, for metrics or to find the accuracy."""
 
     @classmethod
     def of(cls, run: Run) -> Request:
         """Return what a run needs of each of its batches."""
-        rewards, chain = run.settings.rewards, run.chain
-        names = rewards.keys or ()
-        results = run.logged_rewards == "all"
-        if chain is None:
-            # verl computes the advantages. Only metrics need the score: its curve, and the contributions in grpo.
-            logs_contributions = run.name == "grpo" and bool(names)
-            score = SCORE in names or results or logs_contributions
-        else:
-            # Without a KL term, the estimator gets the score from verl.
-            writes_score = rewards.token_scores and SCORE in names
-            score = run.settings.kl_in_reward or writes_score
-            if chain.needs_accuracy and rewards.accuracy_key is not None:
-                names = (*names, rewards.accuracy_key)
-            elif chain.needs_accuracy:
-                results = True
-            names = (*names, *chain.needs_fields)
-        has_turns = bool(rewards.per_turn)
-        max_response_length = 0
-        if has_turns and run.trainer is not None:
-            max_response_length = run.trainer.config.data.max_response_length
-        return cls(rewards, names, score, has_turns, max_response_length, results)
+        request = _request_of_verl_estimator(run) if run.chain is None else _request_of_chain(run, run.chain)
+        if run.settings.rewards.per_turn:
+            # Without a trainer, as in `check`, the limit is not known.
+            limit = run.trainer.config.data.max_response_length if run.trainer is not None else 0
+            request = replace(request, turns=True, max_response_length=limit)
+        return request
+
+
+def _request_of_verl_estimator(run: Run) -> Request:
+    """Return what the metrics of a run need whose advantages verl computes."""
+    rewards = run.settings.rewards
+    keys = rewards.keys or ()
+    logs_everything = run.logged_rewards == "all"
+    logs_contributions = run.name == "grpo" and bool(keys)  # of each reward to the score
+    needs_score = SCORE in keys or logs_everything or logs_contributions
+    return Request(rewards, keys, score=needs_score, all_results=logs_everything)
+
+
+def _request_of_chain(run: Run, chain: Chain) -> Request:
+    """Return what a run needs whose advantages verl_ext computes."""
+    rewards = run.settings.rewards
+    keys = rewards.keys or ()
+    # Without a KL term, verl passes the trainer's score to the estimator. The score is written before that.
+    needs_score = run.settings.kl_in_reward or (rewards.token_scores and SCORE in keys)
+    names_of_accuracy: tuple[str, ...] = ()
+    finds_accuracy = False
+    if chain.needs_accuracy and rewards.accuracy_key is not None:
+        names_of_accuracy = (rewards.accuracy_key,)
+    elif chain.needs_accuracy:
+        finds_accuracy = True  # it depends on what the reward function returned
+    return Request(
+        rewards,
+        names=(*keys, *names_of_accuracy, *chain.needs_fields),
+        score=needs_score,
+        all_results=run.logged_rewards == "all" or finds_accuracy,
+    )
 
 
 @dataclass(kw_only=True)
 class Table:
     """The rewards of a batch, one value per trajectory, however a trainer stores them.
 
-    In the shapes below, `T` is the number of trajectories, and `N` the number of rows of the core's `Batch`. Such a row
-    is a whole response or, with rewards per turn, one turn of a response.
+    `T` is the number of trajectories, and `N` the number of segments: trajectories, or with per-turn rewards their
+    turns. See `verl_ext.core` for the other letters.
 
-    A reward that the configuration names comes from the first of these that has its name:
+    There are four sources of values:
 
-    1. `token_scores`, the sums of the batch fields `token_level_scores_<key>`, which a process reward model writes;
-    2. `results`, what the reward function returned;
-    3. `fields`, other fields of the batch, which the agent loop or a colocated reward model writes.
+    - `token_scores`, the sums of the batch fields `token_level_scores_<key>`, which a process reward model writes;
+    - `results`, what the reward function returned;
+    - `fields`, other fields of the batch, which the agent loop or a colocated reward model writes;
+    - the trainer's score, the sum of verl's token-level scores: the reward function's `score`, and whatever the reward
+      manager adds to it.
 
-    The trainer's score is the sum of verl's token-level scores: the reward function's `score` and whatever the reward
-    manager adds to it. It is the reward of a run without `rewards.keys`. The reward `score` is what the reward function
-    returned, else the trainer's score, but never one of `fields`. Only a field `token_level_scores_score` comes first.
+    Which of them has a value depends on what is read. The first source that has the name is used:
+
+    | what is read                                  | first source       | second source | third source    |
+    |-----------------------------------------------|--------------------|---------------|-----------------|
+    | a reward                                      | `token_scores`     | `results`     | `fields`        |
+    | the reward `score`                            | `token_scores`     | `results`     | trainer's score |
+    | the reward of a run without `rewards.keys`    | trainer's score    |               |                 |
+    | numbers per turn, a rubric, a field of a step | `results`          | `fields`      |                 |
+    | the accuracy with `accuracy_key`              | the reward of this name, as above                    |
+    | the accuracy without `accuracy_key`           | `acc` in `results` | the only reward, else `score`   |
     """
 
     settings: RewardsSettings
-    rows: RowIndex
-    """The rows of the batch by trajectory."""
+    row_index: RowIndex
+    """The trajectory of each row of verl's batch."""
     labels: Sequence[Hashable]
     """`T` uids."""
     groups: Groups | None = None
@@ -110,33 +135,33 @@ class Table:
     """`[T]` the number of entries of each reward per turn that was read."""
 
     @property
-    def trajectory_of_batch_row(self) -> Index:
-        """`[N]` the trajectory of each row of `Batch`."""
+    def trajectory_of_segment(self) -> Index:
+        """`[N]` the trajectory of each segment."""
         if self.spans is None:
             return np.arange(len(self.labels))
         return self.spans.trajectory_of_turn
 
     def tokens(self, mask: torch.Tensor) -> Array:
-        """Return `[N]` the number of tokens in the loss of each row of `Batch`, from the float mask."""
+        """Return `[N]` the number of tokens in the loss of each segment, from the float mask."""
         if self.spans is None:
-            return self.rows.total(row_sums(mask))
+            return self.row_index.total(row_sums(mask))
         return self.spans.tokens(mask)
 
     def scatter(self, values: Array, mask: torch.Tensor) -> torch.Tensor:
-        """Write the values `[N]` over the float mask, in place: each on the tokens of its row of `Batch`."""
+        """Write the values `[N]` over the float mask, in place: each on the tokens of its segment."""
         if self.spans is None:
-            return write_over_mask(self.rows.scatter(values), mask)
+            return write_over_mask(self.row_index.scatter(values), mask)
         value_of_run, run_lengths = self.spans.span_values(values, mask.numel())
         return write_over_mask(value_of_run, mask, run_lengths)
 
     def per_response(self) -> Table:
-        """Return the same table with one row of `Batch` per response."""
+        """Return the same table with one segment per trajectory."""
         return replace(self, spans=None)
 
     def batch(
         self,
         keys: Sequence[str] | None,
-        included_rows: Index | slice = ALL,
+        included_segments: Index | slice = ALL,
         *,
         for_estimator: bool = True,
         tokens: Array | None = None,
@@ -146,62 +171,69 @@ class Table:
     ) -> Batch:
         """Return the core's `Batch` of some rewards. None as `keys` stands for the trainer's score.
 
-        `included_rows` selects `N'` of the `N` rows. `tokens` is `[N]`, `accuracy` and `kl_reward` are `[T]`. For an
-        estimator, conditions are applied, and a missing reward is an error. Otherwise the batch is for metrics, and a
-        missing reward is NaN.
+        `included_segments` selects `N'` of the `N` segments. `tokens` is `[N]`, `accuracy` and `kl_reward` are `[T]`.
+        For an estimator, conditions are applied, and a value that is missing for a response is an error. Otherwise the
+        batch is for metrics, and such a value is NaN: see `column`.
         """
-        trajectories = self.trajectory_of_batch_row[included_rows]  # [N']
-        arguments: dict[str, Any] = {}
-        if keys is None:
-            score = self.trainer_score(strict=for_estimator)
-            arguments["rewards"] = score[trajectories][:, None]
-            arguments["keys"] = [SCORE]
-        else:
-            arguments |= self._columns(keys, included_rows, trajectories, for_estimator=for_estimator)
-            if for_estimator and self.settings.conditions:
-                conditions = self.settings.conditions
-                arguments["conditions"] = {key: conditions[key] for key in keys if key in conditions}
-        if self.spans is None:
-            outputs = self.rows.outputs
-        else:
-            outputs = self.spans.outputs
+        trajectories = self.trajectory_of_segment[included_segments]  # [N']
+        outputs = self.row_index.outputs if self.spans is None else self.spans.outputs
+        arguments: dict[str, Any] = {"outputs": outputs[included_segments]}
+        arguments |= self._columns(keys, included_segments, trajectories, for_estimator=for_estimator)
+        arguments |= self._labels_and_fields(keys or (), included_segments, trajectories, fields)
+        if for_estimator and keys is not None:
+            conditions = self.settings.conditions or {}
+            arguments["conditions"] = {key: conditions[key] for key in keys if key in conditions}
+        if self.spans is not None:
             arguments["turns"] = self._turns(keys or (), trajectories)
         if tokens is not None:
-            arguments["lengths"] = tokens[included_rows]
+            arguments["lengths"] = tokens[included_segments]
         if accuracy is not None:
             arguments["accuracy"] = accuracy[trajectories]
         if kl_reward is not None:
             arguments["kl_reward"] = kl_reward[trajectories]
-        rubrics = [key for key in keys or () if key in (self.settings.rubrics or ())]
-        values_of_field = {name: self._values(name) for name in (*fields, *rubrics)}
-        is_whole_table = self.spans is None and isinstance(included_rows, slice)
-        if is_whole_table:  # a row for each trajectory, so nothing is copied
-            arguments |= {"labels": self.labels, "prompts": self.groups, "fields": values_of_field}
-        else:
-            arguments["labels"] = _take(self.labels, trajectories)
-            arguments["fields"] = {name: _take(values, trajectories) for name, values in values_of_field.items()}
-        return Batch.of(outputs=outputs[included_rows], **arguments)
+        batch = Batch.of(**arguments)
+        if self.settings.weights is not None and batch.reward_names == self.settings.keys:
+            return batch.with_weights(self.settings.weights)
+        return batch
 
     def _columns(
-        self, keys: Sequence[str], included_rows: Index | slice, trajectories: Index, *, for_estimator: bool
+        self,
+        keys: Sequence[str] | None,
+        included_segments: Index | slice,
+        trajectories: Index,
+        *,
+        for_estimator: bool,
     ) -> dict[str, Any]:
         """Return the rewards as arguments of `Batch.of`, with a column for each reward or criterion."""
+        if keys is None:
+            score = self.trainer_score(strict=for_estimator)
+            return {"rewards": score[trajectories][:, None], "keys": [SCORE]}
         rewards: list[Array | Criteria] = []
-        rubrics = self.settings.rubrics or ()
         for key in keys:
-            if key in rubrics:
+            if key in (self.settings.rubrics or ()):
                 rewards.append(self._criteria(key)[trajectories])
             elif key in (self.settings.per_turn or ()):
-                rewards.append(self.rewards_per_turn(key)[included_rows])
+                rewards.append(self.rewards_per_turn(key)[included_segments])
             else:
                 rewards.append(self.column(key, strict=for_estimator)[trajectories])
-        if rubrics:
-            return to_columns(keys, rewards)
-        columns: list[Any] = rewards
-        return {"rewards": np.column_stack(columns), "keys": list(keys)}
+        return to_columns(keys, rewards)
+
+    def _labels_and_fields(
+        self, keys: Sequence[str], included_segments: Index | slice, trajectories: Index, fields: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return the uids, and the values of fields and rubrics, as arguments of `Batch.of`."""
+        rubrics = [key for key in keys if key in (self.settings.rubrics or ())]
+        values_of_field = {name: self._values(name) for name in (*fields, *rubrics)}
+        is_whole_table = self.spans is None and isinstance(included_segments, slice)
+        if is_whole_table:  # each segment is a trajectory, so nothing is copied
+            return {"labels": self.labels, "prompts": self.groups, "fields": values_of_field}
+        return {
+            "labels": _take(self.labels, trajectories),
+            "fields": {name: _take(values, trajectories) for name, values in values_of_field.items()},
+        }
 
     def _turns(self, keys: Sequence[str], trajectories: Index) -> Turns:
-        """Return the turns of the rows of `Batch`, and which of the rewards are per turn."""
+        """Return the turns of the segments, and which of the rewards are per turn."""
         turns_of_trajectory = np.unique(trajectories, return_counts=True)[1]
         per_turn = self.settings.per_turn or ()
         columns_per_turn = [column for column, key in enumerate(keys) if key in per_turn]
@@ -212,8 +244,9 @@ class Table:
     def column(self, key: str, setting: str = "keys", *, strict: bool = True) -> Array:
         """Return `[T]` values of a reward that the configuration names. NaN means "not scored".
 
-        `setting`, of `algorithm.rewards`, names the key. If not `strict`, the values are for metrics alone, so a
-        missing or infinite value is NaN instead of an error.
+        `setting`, of `algorithm.rewards`, names the key. A name that no source has is an error. If not `strict`, the
+        values are for metrics alone, so a value of `results` or `fields` that is missing for a response, or that is not
+        a finite number, is NaN instead of an error.
         """
         if key in self.token_scores:
             return self.token_scores[key]
@@ -255,7 +288,7 @@ class Table:
         """Return `[N]` the reward of each turn, 0 for a missing entry. Remember the number of entries."""
         lists = self._values(key, "algorithm.rewards.per_turn names")
         truncated = np.zeros(len(self.labels), dtype=bool) if self.truncated is None else self.truncated
-        turns = np.bincount(self.trajectory_of_batch_row)
+        turns = np.bincount(self.trajectory_of_segment)
         is_text = key in (self.results or ())  # verl passes lists of the reward function as text
         rewards, self.entries[key] = pad_entries(key, self.labels, lists, turns, truncated, text=is_text)
         return rewards
@@ -299,7 +332,7 @@ class Table:
     def token_fields(self, keys: Sequence[str], lengths: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the fields `token_level_scores_<key>` to write, as nested tensors: 0 where not scored.
 
-        Each reward is on the last token of its response. `lengths` `[B]` are the tokens of each row of the batch. A
+        Each reward is on the last token of every row of its trajectory. `lengths` `[B]` are the tokens of each row. A
         field that exists already, a process reward model's, is kept.
         """
         ends = lengths.cumsum(0)
@@ -308,7 +341,7 @@ class Table:
         for key in keys:
             if key not in self.token_scores:
                 reward_of_trajectory = np.nan_to_num(self.column(key), nan=0.0)
-                reward_of_row = torch.from_numpy(self.rows.scatter(reward_of_trajectory)).float()
+                reward_of_row = torch.from_numpy(self.row_index.scatter(reward_of_trajectory)).float()
                 flat = torch.zeros(int(lengths.sum()))
                 flat[ends[has_tokens] - 1] = reward_of_row[has_tokens]
                 yield TOKEN_FIELD + key, torch.nested.nested_tensor_from_jagged(flat, offsets)
@@ -358,9 +391,9 @@ class Table:
         return np.array(numbers, dtype=np.float64)
 
 
-def _take(values: Sequence[Any], places: Index) -> list[Any]:
-    """Return the entries of a sequence at these places."""
-    return [values[place] for place in places.tolist()]
+def _take(values: Sequence[Any], indices: Index) -> list[Any]:
+    """Return the entries of a sequence at these indices."""
+    return [values[index] for index in indices.tolist()]
 
 
 def _not_a_number(key: str, label: Hashable, value: Any) -> DataError:

@@ -10,7 +10,7 @@ from verl_ext.checks.rewards import needs_nonnegative_sum, steps_before_sum
 from verl_ext.core.batch import SCORE
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.effects import advantages_of, measure, synthetic_batches_for, weights_matter
-from verl_ext.core.step_lists import is_built_in
+from verl_ext.core.step_lists import is_custom
 from verl_ext.errors import Finding, VerlExtError
 from verl_ext.methods import METHODS
 from verl_ext.run import Run
@@ -66,7 +66,7 @@ def _measured(run: Run, chain: Chain) -> Iterator[Finding]:
     try:
         findings = measure(chain.steps, **settings)
     except Exception as error:  # noqa: BLE001 - a custom step may raise anything
-        if all(map(is_built_in, chain.steps)):
+        if not any(map(is_custom, chain.steps)):
             yield _failure(run.name, error)
             return
         # A custom step may be written for the number of rewards of the run.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from verl_ext.advantages.estimator import compute, computing
-from verl_ext.advantages.log import log_estimator_of_verl
+from verl_ext.advantages.log import record_step_of_verl_estimator
 from verl_ext.advantages.table import Table, is_number
 from verl_ext.checks.responses import OF_FILE, TEMPLATES, Response, RewardProbe, number_of, shortened
 from verl_ext.checks.rewards import ADDED_BY_MANAGER
@@ -86,7 +86,7 @@ def errors_of_first_batch(trial: Trial, run: Run) -> Iterator[Finding]:
     run_of_trial = Run(run.name, without_dump, run.chain)
     table = Table(
         settings=rewards,
-        rows=RowIndex.of_padding(np.zeros(len(responses), dtype=bool)),
+        row_index=RowIndex.of_padding(np.zeros(len(responses), dtype=bool)),
         labels=[response.where for response in responses],
         results=columns,
         score=scores.numpy(),
@@ -99,7 +99,7 @@ def errors_of_first_batch(trial: Trial, run: Run) -> Iterator[Finding]:
     try:
         with computing(run_of_trial, table):
             if run.chain is None:
-                log_estimator_of_verl(run_of_trial, table)
+                record_step_of_verl_estimator(run_of_trial, table)
             else:
                 compute(run.name, scores[:, None], torch.ones(len(responses), 1))
         if rewards.accuracy_between is not None:

@@ -61,7 +61,7 @@ def preset(name: str) -> dict[str, Any]:
 
     method = load(name)
     others = {*COMMON}
-    if method.base is not None:
+    if method.base_setting is not None:
         others.update(possible_bases())
     algorithm: dict[str, Any] = {"adv_estimator": name}
     for section, kind in sections().items():

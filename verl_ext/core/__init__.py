@@ -1,11 +1,21 @@
-"""Pure computation from rewards of trajectories to advantages. It depends on numpy and torch only.
+"""Pure computation from rewards to advantages. It depends on numpy and torch only.
 
-A response is everything that the model generates for one sample of a prompt. A session with several calls of the model,
-or a trajectory with several turns, is one response. Letters in shapes:
+Three words have one meaning each:
 
-- `N` rows of a `Batch`: responses, or with per-turn rewards the turns of responses
-- `K` columns: rewards, with one column per criterion of a rubric
-- `G` groups of rows that are compared with each other
+- A **trajectory** is one sample of a prompt: everything that the model generates for it, in one or several turns.
+  Messages, settings and the descriptions of steps call a trajectory a response, as the papers do.
+- A **segment** is what gets one advantage: a whole trajectory, or with per-turn rewards one turn of a trajectory.
+- A **row** is a row of verl's batch, one output of the model. A trajectory has several rows if an agent loop continued
+  the session with several calls of the model. The rows of padding belong to no trajectory.
+
+Letters in shapes:
+
+- `N` segments of a `Batch`
+- `K` columns of a `Batch`: rewards, with one column per criterion of a rubric
+- `G` groups of segments that are compared with each other
+- `T` trajectories
 - `B` rows of verl's batch, `L` response tokens of such a row
-- `M` turns, `S` token spans, `C` criteria of a rubric
+- `S` token spans, `C` criteria of a rubric
+
+In the formula of a method, a letter has the meaning that its docstring gives.
 """

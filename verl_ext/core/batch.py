@@ -1,4 +1,4 @@
-"""The batch as an estimator sees it: one row per trajectory, or per turn of a trajectory."""
+"""The batch as an estimator sees it: the rewards of segments, which are trajectories or their turns."""
 
 from __future__ import annotations
 
@@ -49,7 +49,12 @@ class Condition:
 
 @dataclass(frozen=True)
 class Batch:
-    """Trajectories with their rewards. NaN means "not scored". With per-turn rewards each turn is one of the `N` rows.
+    """Segments with their rewards. NaN means "not scored".
+
+    A segment is a trajectory, or with per-turn rewards one turn of a trajectory.
+
+    The weight of a column is a product: the weight of its reward, `reward_weights`, times the weight of the criterion
+    within its rubric, `rubric_weights`. `weights` has the product for each segment, and `group_weights` for each group.
 
     >>> batch = Batch.of([[1.0], [0.0]], ["g", "g"])
     >>> batch.rewards.shape, batch.keys, len(batch.groups)
@@ -70,32 +75,37 @@ class Batch:
     """The names of the rewards, in the order of their columns."""
     reward_weights: Array
     """One weight per reward: `algorithm.rewards.weights`, or 1 each."""
-    factors: Array | None
-    """`[N, K]` the weight of each criterion within its rubric, and 1 for other columns; equal within a prompt. None:
-    there is no rubric."""
+    criterion_weights: Array | None
+    """`[N, K]` the weight of each criterion within its rubric, and 1 for other columns. The criteria of a rubric and
+    their weights are equal for all segments of a prompt. None: there is no rubric."""
     conditions: Mapping[str, Condition]
     """The conditions of conditioned rewards, by key."""
     groups: Groups
-    """The rows that are compared: the responses to one prompt, or with per-turn rewards those that reached the turn."""
+    """The segments that are compared: the trajectories of a prompt, or with per-turn rewards their turns of the same
+    number."""
     prompts: Groups
-    """The rows of each prompt."""
+    """The segments of each prompt."""
     turns: Turns
-    """The turn of each row. Without per-turn rewards each trajectory has one turn."""
+    """The turn of each segment. Without per-turn rewards each trajectory has one turn."""
     accuracy: Array | None
     """`[N]` in [0, 1], for the steps that weight prompts by difficulty."""
     kl_reward: Array | None
-    """`[N]` the KL term of the reward, which is added to the sum of the rewards only."""
+    """`[N]` the KL term of the reward, which is added to the sum of the rewards only.
+
+    If a trajectory has several rows of verl's batch, the trainers pass the KL term of the last one, although `lengths`
+    counts the tokens of all."""
     outputs: Array
-    """`[N]` number of rows of verl's batch per trajectory, or with per-turn rewards those that begin with the turn."""
+    """`[N]` number of rows of verl's batch of each trajectory, or with per-turn rewards those that begin with the
+    turn."""
     lengths: Array
-    """`[N]` number of response tokens in the loss, over all outputs of the trajectory."""
+    """`[N]` number of tokens in the loss of each segment, in all rows of its trajectory."""
     fields: Mapping[str, Sequence[Any]]
     """`N` entries of each field of verl's batch, such as `data_source`, that a step has in `needs_fields`."""
 
     def accuracy_for(self, step: str) -> Array:
-        """Return `[N]` each response's accuracy at its last turn, and NaN at earlier turns.
+        """Return `[N]` each trajectory's accuracy at its last turn, and NaN at earlier turns.
 
-        So a mean counts each response once.
+        So a mean counts each trajectory once.
         """
         if self.accuracy is None:
             raise ConfigurationError(
@@ -113,13 +123,13 @@ class Batch:
             )
         return self.fields[name]
 
-    def response_rewards(self, *, raw: bool = False) -> Array:
-        """Return `[responses, K]` the reward of each response, and with `raw` its reward before the conditions.
+    def trajectory_rewards(self, *, raw: bool = False) -> Array:
+        """Return `[T, K]` the reward of each trajectory, and with `raw` its reward before the conditions.
 
         A per-turn reward is the return of the first turn, which includes the rewards of all turns.
         """
         turns = self.turns
-        if turns.one_per_response:
+        if turns.one_per_trajectory:
             return self.raw if raw else self.returns
         returns = turns.returns(self.raw) if raw else self.returns
         is_per_turn = np.isin(np.arange(len(self.keys)), turns.columns)
@@ -139,45 +149,33 @@ class Batch:
 
     @cached_property
     def weights(self) -> Array:
-        """The weight of each column: the reward's weight times the column's `rubric_weights`.
-
-        The shape is `[K]`, or `[N, K]` if the criteria of a rubric differ between prompts. Both broadcast to `[N, K]`.
-        """
-        if self.factors is None:
-            return self.reward_weights
+        """`[N, K]` the weight of each column: the weight of its reward times the column's `rubric_weights`."""
         weight_of_reward = dict(zip(self.reward_names, self.reward_weights.tolist(), strict=True))
         weight_of_column = np.array([weight_of_reward[reward] for reward in self.reward_of_column])
         return weight_of_column * self.rubric_weights
 
     @cached_property
     def group_weights(self) -> Array:
-        """The weight of each column in each group: `[K]`, or `[G, K]` if `weights` is `[N, K]`."""
-        if self.weights.ndim == 1:
-            return self.weights
-        first_row_of_group = self.groups.order[self.groups.starts]
-        return self.weights[first_row_of_group]
+        """`[G, K]` the weight of each column in each group."""
+        first_segment_of_group = self.groups.order[self.groups.starts]
+        return self.weights[first_segment_of_group]
 
     @cached_property
     def rubric_weights(self) -> Array:
-        """The weight of each criterion within its rubric, and 1 for other columns.
-
-        The shape is `[K]`, or `[N, K]` if the criteria differ between prompts.
-        """
-        factors = self.factors
-        if factors is None:
-            return np.ones(len(self.keys))
-        all_rows_equal = len(factors) > 0 and bool((factors == factors[0]).all())
-        return factors[0] if all_rows_equal else factors
+        """`[N, K]` the same as `criterion_weights`, or 1 everywhere if there is no rubric."""
+        if self.criterion_weights is None:
+            return np.ones(self.raw.shape)
+        return self.criterion_weights
 
     def by_reward(self) -> Batch:
         """Return the batch with one column per reward. A rubric becomes the weighted sum of its criteria."""
-        factors = self.factors
-        if factors is None:
+        criterion_weights = self.criterion_weights
+        if criterion_weights is None:
             return self
 
         def rubric_totals(values: Array) -> Array:
             scored_columns = self.reward_sums(np.where(np.isnan(values), 0.0, 1.0))
-            totals = self.reward_sums(np.nan_to_num(values) * factors)
+            totals = self.reward_sums(np.nan_to_num(values) * criterion_weights)
             return np.where(scored_columns == 0, np.nan, totals)
 
         return replace(
@@ -187,7 +185,7 @@ class Batch:
             returns=rubric_totals(self.returns),
             keys=self.reward_names,
             reward_of_column=self.reward_names,
-            factors=None,
+            criterion_weights=None,
         )
 
     def reward_sums(self, values: Array) -> Array:
@@ -206,7 +204,7 @@ class Batch:
         turns: Turns | None = None,
         keys: Sequence[str] = (SCORE,),
         reward_of_column: Sequence[str] | None = None,
-        factors: Array | None = None,
+        criterion_weights: Array | None = None,
         conditions: Mapping[str, Condition] | None = None,
         lengths: Counts | None = None,
         accuracy: Counts | None = None,
@@ -216,33 +214,20 @@ class Batch:
     ) -> Batch:
         """Check the shapes and that the rewards are finite, apply the conditions, then build the batch.
 
-        `labels` are the prompts' uids. Pass `prompts` if the rows are already grouped. With `turns`, each turn is one
-        row, and the values of a response are repeated for each of its turns. `lengths`, the number of tokens in the
-        loss, and `outputs` default to 1 each. Each reward has weight 1; `with_weights` changes that.
+        `labels` are the prompts' uids, one per segment. Pass `prompts` if the segments are already grouped. With
+        `turns`, each turn is one segment, and the values of a trajectory are repeated for each of its turns. `lengths`,
+        the number of tokens in the loss, and `outputs` default to 1 each. Each reward has weight 1; `with_weights`
+        changes that.
         """
         size = len(labels)
         raw = _shaped("rewards", rewards, (size, len(keys))).copy()
         check_finite(raw, keys, labels)
         conditioned = _apply_conditions(raw, keys, conditions) if conditions else raw
-        if prompts is None:
-            prompts = Groups.of(labels)
-        else:
-            _require_length("prompts", len(prompts.ids), "rows", size)
-        if turns is None:
-            turns = Turns(np.zeros(size, dtype=np.intp))
-        else:
-            _require_length("turns", len(turns.number), "rows", size)
-        if reward_of_column is None:
-            reward_of_column = keys
-        else:
-            _require_length("reward_of_column", len(reward_of_column), "columns", len(keys))
+        prompts = _prompts(prompts, labels)
+        turns = _turns(turns, size)
+        returns = conditioned if turns.one_per_trajectory else turns.returns(conditioned)
+        reward_of_column = _reward_of_column(reward_of_column, keys)
         reward_names = tuple(dict.fromkeys(reward_of_column))
-        groups = prompts
-        returns = conditioned
-        if not turns.one_per_response:
-            prompt_and_turn = zip(prompts.ids.tolist(), turns.number.tolist(), strict=True)
-            groups = Groups.of(prompt_and_turn)
-            returns = turns.returns(conditioned)
         for values in (raw, conditioned, returns):
             values.setflags(write=False)
         return cls(
@@ -250,20 +235,55 @@ class Batch:
             rewards=conditioned,
             returns=returns,
             keys=tuple(keys),
-            reward_of_column=tuple(reward_of_column),
+            reward_of_column=reward_of_column,
             reward_names=reward_names,
             reward_weights=np.ones(len(reward_names)),
-            factors=None if factors is None else _shaped("factors", factors, raw.shape),
+            criterion_weights=_criterion_weights(criterion_weights, raw.shape),
             conditions=conditions or {},
-            groups=groups,
+            groups=_groups(prompts, turns),
             prompts=prompts,
             turns=turns,
-            accuracy=None if accuracy is None else _accuracy(accuracy, size),
-            kl_reward=None if kl_reward is None else _kl_reward(kl_reward, conditioned, labels),
+            accuracy=_accuracy(accuracy, size),
+            kl_reward=_kl_reward(kl_reward, conditioned, labels),
             outputs=_counts("outputs", outputs, size),
             lengths=_counts("lengths", lengths, size),
             fields=fields or {},
         )
+
+
+def _prompts(prompts: Groups | None, labels: Sequence[Hashable]) -> Groups:
+    """Return the groups of segments by prompt, which the labels determine by default."""
+    if prompts is None:
+        return Groups.of(labels)
+    _require_length("prompts", len(prompts.ids), "rows", len(labels))
+    return prompts
+
+
+def _turns(turns: Turns | None, size: int) -> Turns:
+    """Return the turns of `size` segments, by default one for each trajectory."""
+    if turns is None:
+        return Turns(np.zeros(size, dtype=np.intp))
+    _require_length("turns", len(turns.number), "rows", size)
+    return turns
+
+
+def _reward_of_column(rewards: Sequence[str] | None, keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the reward of each column, by default the column itself."""
+    if rewards is None:
+        return tuple(keys)
+    _require_length("reward_of_column", len(rewards), "columns", len(keys))
+    return tuple(rewards)
+
+
+def _criterion_weights(weights: Array | None, shape: tuple[int, ...]) -> Array | None:
+    return None if weights is None else _shaped("criterion_weights", weights, shape)
+
+
+def _groups(prompts: Groups, turns: Turns) -> Groups:
+    """Return the groups of segments that are compared: those of the same prompt and the same turn."""
+    if turns.one_per_trajectory:
+        return prompts
+    return Groups.of(zip(prompts.ids.tolist(), turns.number.tolist(), strict=True))
 
 
 def _apply_conditions(raw: Array, keys: Sequence[str], conditions: Mapping[str, Condition]) -> Array:
@@ -317,8 +337,13 @@ def unit_accuracy(values: Array, labels: Sequence[Hashable], *, key: str, thresh
     return np.clip(values, 0.0, 1.0)
 
 
-def _kl_reward(values: Counts, rewards: Array, labels: Sequence[Hashable]) -> Array:
-    """Return `[N]` the KL term of the reward. Raise unless it is finite in every row that has a scored reward."""
+def _kl_reward(values: Counts | None, rewards: Array, labels: Sequence[Hashable]) -> Array | None:
+    """Return `[N]` the KL term of the reward, if there is one.
+
+    Raise unless it is finite in every segment that has a scored reward.
+    """
+    if values is None:
+        return None
     kl_reward = _shaped("kl_reward", values, (len(rewards),))
     is_valid = np.abs(kl_reward) <= LARGEST_REWARD  # False for NaN
     has_scored_reward = ~np.isnan(rewards).all(axis=1)
@@ -350,8 +375,10 @@ def _counts(name: str, values: Counts | None, size: int) -> Array:
     return column
 
 
-def _accuracy(values: Counts, size: int) -> Array:
-    """Return `[N]` numbers in [0, 1] or NaN, or raise."""
+def _accuracy(values: Counts | None, size: int) -> Array | None:
+    """Return `[N]` numbers in [0, 1] or NaN, None without an accuracy, or raise."""
+    if values is None:
+        return None
     column = _shaped("accuracy", values, (size,))
     is_valid = (column >= 0) & (column <= 1) | np.isnan(column)
     if not is_valid.all():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -35,13 +35,13 @@ _ORDER = (
     "A list of steps is measured on synthetic batches instead, and the attributes `before_sum`, `after_center` and "
     "`before_center` declare its place."
 )
-_REMOVED = {
+_UNKNOWN_ATTRIBUTES = {
     "weights": "Remove it, and read the weights of the rewards from `batch.weights`.",
     "after": f"Remove it. {_ORDER}",
     "not_after": f"Remove it. {_ORDER}",
     "undoes": f"Remove it. {_ORDER}",
 }
-"""Attributes that steps do not have, each with what to do about a class that defines it."""
+"""Attributes that a custom step could define in vain, each with what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,15 @@ class Step:
     """The name of the step in a list of steps."""
 
     # What the step does. Other parts of the package read these attributes; no list of step names exists elsewhere.
+    #
+    # Six attributes are about the groups of a batch:
+    #
+    # - `centers` and `compares` say what the step returns: values with mean 0, or values relative to the rest of their
+    #   group whose mean may differ from 0. After either of them, the chain sets zero-variance groups to 0.
+    # - `zero_without_variance` says the same about the zero-variance groups alone, and that the step itself does it.
+    # - `needs_centered`, `after_center` and `before_center` reject lists. `needs_centered` is measured: the values that
+    #   the step gets must have mean 0. The other two only declare an order. With `after_center`, a step that centers or
+    #   compares must come somewhere before. With `before_center`, a step that centers must come somewhere after.
     centers: ClassVar[bool] = False
     """Whether each group has mean 0 after the step. If True, the chain sets zero-variance groups to exactly 0."""
     compares: ClassVar[bool] = False
@@ -109,7 +118,7 @@ class Step:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         annotations = vars(cls).get("__annotations__", {})
-        for name, remedy in _REMOVED.items():
+        for name, remedy in _UNKNOWN_ATTRIBUTES.items():
             if hasattr(cls, name) or name in annotations:
                 raise ConfigurationError(f"The step {cls.__qualname__} defines {name!r}, which has no effect. {remedy}")
         for name, annotation in annotations.items():
@@ -155,12 +164,14 @@ class Result:
     """The result of applying a chain to a batch."""
 
     advantages: Array
-    """`[N]` the advantage of each row."""
+    """`[N]` the advantage of each segment."""
     state: State
     """The state for the next batch."""
     metrics: Metrics
-    summed: tuple[Array, Array] | None
-    """`[N, K]` each reward's contribution to the sum, and `[N]` the sum with any KL term, or None."""
+    contributions: Array | None
+    """`[N, K]` each reward's contribution to the sum, or None if the sum has no such contributions."""
+    total: Array | None
+    """`[N]` the sum of the rewards with any KL term, or None if there are no contributions."""
 
 
 @dataclass(frozen=True)
@@ -235,24 +246,20 @@ class Chain:
         """Compute the advantages of one batch. `state` is not modified."""
         if self.weights is not None:
             batch = batch.with_weights(self.weights)
-        old_states = dict(state or {})
-        for step in self._steps_with_state:
-            old_states.setdefault(step.name, step.init())
+        states = {**self.init(), **(state or {})}
         new_states: dict[str, Any] = {}
         metrics: Metrics = {}
-        summed = None
+        contributions = total = None
         values = batch.returns
-        for step in self.steps:
-            result = apply_step(step, values, batch, old_states.get(step.name))
+        for step, result in self.results(batch, states):
             if step.sums:
                 contributions = step.contributions(values, batch)
-                if contributions is not None:
-                    summed = (contributions, result.values[:, 0])
+                total = None if contributions is None else result.values[:, 0]
             values = result.values
             metrics |= result.metrics
             if result.state is not None:
                 new_states[step.name] = result.state
-            elif step.name in old_states:
+            elif step.name in states:
                 raise ConfigurationError(
                     f"The step {step.name!r} has a state but returns none. Return StepResult(values, state=...) with "
                     "the state for the next batch."
@@ -263,13 +270,21 @@ class Chain:
                 f"return {values.shape[1]}. Add weighted_sum, or another step that sums the rewards."
             )
         advantages = np.where(np.isnan(values), 0.0, values)[:, 0]
-        return Result(advantages, new_states, metrics, summed)
+        return Result(advantages, new_states, metrics, contributions, total)
+
+    def results(self, batch: Batch, states: State) -> Iterator[tuple[Step, StepResult]]:
+        """Apply the steps one after the other to the returns of a batch, and yield each step with its result."""
+        values = batch.returns
+        for step in self.steps:
+            result = apply_step(step, values, batch, states.get(step.name))
+            yield step, result
+            values = result.values
 
 
 def apply_step(step: Step, values: Array, batch: Batch, state: Any) -> StepResult:
     """Apply one step of a chain. Raise if the step does not fit the batch or returns a wrong shape."""
-    rows, columns = values.shape
-    if step.not_with_rubrics and batch.factors is not None and columns > 1:
+    segments, columns = values.shape
+    if step.not_with_rubrics and batch.criterion_weights is not None and columns > 1:
         rubrics = {key for key, name in zip(batch.reward_of_column, batch.keys, strict=True) if key != name}
         raise ConfigurationError(
             f"The step {step.name!r} does not support rubrics, because {step.not_with_rubrics}. Use an "
@@ -277,7 +292,7 @@ def apply_step(step: Step, values: Array, batch: Batch, state: Any) -> StepResul
             "algorithm.rewards.rubrics."
         )
     result = step.transform(values, batch, state)
-    expected_shape = (rows, 1 if step.sums else columns)
+    expected_shape = (segments, 1 if step.sums else columns)
     if not isinstance(result.values, np.ndarray) or result.values.shape != expected_shape:
         raise ConfigurationError(
             f"The step {step.name!r} returns {type(result.values).__name__} {getattr(result.values, 'shape', '')}, "

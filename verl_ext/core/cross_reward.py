@@ -1,7 +1,7 @@
 """Steps that combine information across rewards: conflicts, weights, common divisors, and a soft minimum.
 
-Values are `[N, K]`. NaN means "not scored" and passes through every step. With per-turn rewards a group consists of the
-rows of one turn.
+Values are `[N, K]`. NaN means "not scored" and passes through every step. With per-turn rewards a group consists of
+turns of the same number.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class WeightByVariation(Step):
                 f"{self.name} needs one entry in min_values for each of the rewards {listed(batch.keys)}, found "
                 f"{len(self.min_values)}. Set min_values=[...] with {len(batch.keys)} numbers."
             )
-        above_minimum = self._above_minimum(batch)  # [responses, K]
+        above_minimum = self._above_minimum(batch)  # [T, K]
         whole_batch = Groups.of(["batch"] * len(above_minimum))  # one group
         mean, varies = whole_batch.variation(above_minimum)
         std = whole_batch.std(above_minimum - mean)
@@ -113,9 +113,9 @@ class WeightByVariation(Step):
         return StepResult(values * weights, metrics=metrics)
 
     def _above_minimum(self, batch: Batch) -> Array:
-        """Return `[responses, K]` how far each response's reward is above its minimum; raise if it is below."""
+        """Return `[T, K]` how far each trajectory's reward is above its minimum; raise if it is below."""
         min_values = np.array(self.min_values)
-        rewards = batch.response_rewards()
+        rewards = batch.trajectory_rewards()
         below = rewards - min_values < -TOLERANCE * np.maximum(1.0, np.abs(min_values))
         if below.any():
             row, column = np.argwhere(below)[0]

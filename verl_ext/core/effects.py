@@ -11,16 +11,16 @@ Only built-in steps must have an effect. A custom step such as a clip may rightl
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import Chain, Step, apply_step
+from verl_ext.core.chain import Chain, Step
 from verl_ext.core.groups import Array, Index
-from verl_ext.core.step_lists import is_built_in
+from verl_ext.core.step_lists import is_built_in, is_custom
 from verl_ext.core.steps import Center, WeightedSum, means_are_zero
 from verl_ext.core.turns import Turns
 from verl_ext.errors import Finding
@@ -67,7 +67,7 @@ class Columns:
     """`K` names, as in `Batch.keys`."""
     reward_of_column: tuple[str, ...]
     """`K` the reward of each column."""
-    factors: Array | None
+    criterion_weights: Array | None
     """`[prompts, K]` the weight of each criterion within its rubric, or None without a rubric."""
 
     @classmethod
@@ -77,19 +77,19 @@ class Columns:
             return cls(tuple(keys), tuple(keys), None)
         *others, last = keys
         names = (*others, f"{last}[0]", f"{last}[1]")
-        factors = np.ones((len(GROUP_SIZES), len(names)))
+        criterion_weights = np.ones((len(GROUP_SIZES), len(names)))
         first_weight = np.linspace(0.3, 0.7, len(GROUP_SIZES))  # of each prompt
-        factors[:, -2] = first_weight
-        factors[:, -1] = 1 - first_weight
-        return cls(names, (*others, last, last), factors)
+        criterion_weights[:, -2] = first_weight
+        criterion_weights[:, -1] = 1 - first_weight
+        return cls(names, (*others, last, last), criterion_weights)
 
-    def factors_of(self, prompt_of_row: Index) -> Array | None:
-        """Return `[N, K]` the factors of each row, or None without a rubric."""
-        return None if self.factors is None else self.factors[prompt_of_row]
+    def criterion_weights_of(self, prompt_of_segment: Index) -> Array | None:
+        """Return `[N, K]` the criterion weights of each segment, or None without a rubric."""
+        return None if self.criterion_weights is None else self.criterion_weights[prompt_of_segment]
 
 
 def _synthetic_batch(random: np.random.Generator, columns: Columns, rewards: Array, *, per_turn: bool) -> Batch:
-    """Return a batch of the rewards `[responses, K]`."""
+    """Return a batch of the rewards `[T, K]`."""
     responses = len(PROMPT_OF_RESPONSE)
     chance_of_correct = (PROMPT_OF_RESPONSE + 1) / len(GROUP_SIZES)
     is_correct = random.random(responses) < chance_of_correct
@@ -98,28 +98,28 @@ def _synthetic_batch(random: np.random.Generator, columns: Columns, rewards: Arr
     turns = Turns.of_counts([1] * responses)
     if per_turn:
         turns = Turns.of_counts(random.integers(1, 4, responses), columns=(0,))
-    # From here on each row is a turn. Without `per_turn` it is a response.
-    prompt_of_row = PROMPT_OF_RESPONSE[turns.response]
-    rewards = rewards[turns.response]
+    # From here on the arrays have an entry per segment, which is a turn. Without `per_turn` it is a response.
+    prompt_of_segment = PROMPT_OF_RESPONSE[turns.trajectory]
+    rewards = rewards[turns.trajectory]
     if per_turn:
         rewards[:, 0] += random.random(len(rewards))
     lengths = random.integers(1, 9, len(rewards))
     is_first_turn = turns.number == 0  # with which the one output of a response begins
     return Batch.of(
         rewards,
-        prompt_of_row.tolist(),
+        prompt_of_segment.tolist(),
         turns=turns,
         keys=columns.keys,
         reward_of_column=columns.reward_of_column,
-        factors=columns.factors_of(prompt_of_row),
+        criterion_weights=columns.criterion_weights_of(prompt_of_segment),
         lengths=lengths.astype(np.float64),
         outputs=is_first_turn.astype(np.float64),
-        accuracy=is_correct[turns.response].astype(np.float64),
+        accuracy=is_correct[turns.trajectory].astype(np.float64),
     )
 
 
 def _synthetic_rewards(random: np.random.Generator, columns: int) -> Array:
-    """Return `[responses, K]` rewards in [0, 1]."""
+    """Return `[T, K]` rewards in [0, 1]."""
     rewards = random.random((len(PROMPT_OF_RESPONSE), columns))
     scale_of_column = np.linspace(0.5, 1.0, columns)
     quality = random.random((len(PROMPT_OF_RESPONSE), 1))
@@ -172,6 +172,26 @@ def weights_matter(chain: Chain, batches: Sequence[Batch]) -> bool:
     return not are_same(with_first, with_second)
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """A step of a list that is measured."""
+
+    step: Step
+    """The step that is applied to synthetic batches."""
+    label: str
+    """The place and the name of the step, for a finding."""
+    is_custom: bool
+    reads_fields: bool
+    """Whether the step needs fields of verl's batch. Another step then replaces it, so its effect is not known."""
+
+    @classmethod
+    def of(cls, step: Step, number: int, rewards: int) -> _Measured:
+        """Return the step with this number in the list, for this number of rewards."""
+        applied = _without_fields(step.for_rewards(rewards))
+        label = f"Step {number} of the list, {step.name},"
+        return cls(applied, label, is_custom(step), bool(step.needs_fields))
+
+
 def measure(
     steps: Sequence[Step], *, rewards: int = NUMBER_OF_REWARDS, per_turn: bool = False, rubric: bool = False
 ) -> list[Finding]:
@@ -185,55 +205,98 @@ def measure(
     >>> [finding.text for finding in measure([Center(), ScaleByStd(), WeightedSum(), Center()])]
     ['Step 4 of the list, center, has no effect: without it, the advantages of synthetic batches are the same.']
     """
-    is_custom = [not is_built_in(step) for step in steps]
-    is_unknown = [bool(step.needs_fields) for step in steps]
-    steps = [_without_fields(step.for_rewards(rewards)) for step in steps]
+    listed = [_Measured.of(step, number, rewards) for number, step in enumerate(steps, start=1)]
     keys = [f"reward_{number}" for number in range(rewards)]
     batches = synthetic_batches(keys, per_turn=per_turn, rubric=rubric)
-    expected = advantages_of(Chain(tuple(steps)), batches)
+    expected = advantages_of(_chain(listed), batches)
+    effects_are_known = not any(measured.reads_fields for measured in listed)
     findings: list[Finding] = []
     # From the last step to the first. Of two steps of which either one is enough, the later one has no effect.
-    kept: list[Step] = []  # the later steps that have an effect
-    for index in reversed(range(len(steps))):
-        step = steps[index]
-        before = steps[:index]
-        label = f"Step {index + 1} of the list, {step.name},"
-        gets_unknown_values = any(is_unknown[:index])
-        must_have_effect = not is_custom[index] and not step.sums and not any(is_unknown)
-        # The result of a custom step that comes later may hide an effect.
-        severity: Literal["error", "warning"] = "warning" if any(is_custom[index + 1 :]) else "error"
-        if step.needs_centered and not _give_centered_values(before, batches):
-            has_center = any(earlier.centers for earlier in before)
-            place = "Move it directly behind center" if has_center else f"Add center directly before {step.name}"
-            findings.append(
-                Finding(
-                    "warning" if gets_unknown_values else "error",
-                    f"{label} needs centered values, but gets values whose mean is not 0 in each group.",
-                    f"{place}, or remove {step.name}.",
+    later: list[_Measured] = []  # the later steps that have an effect
+    for index in reversed(range(len(listed))):
+        measured = listed[index]
+        before = listed[:index]
+        not_centered = _check_centered(measured, before, batches)
+        if not_centered is not None:
+            findings.insert(0, not_centered)
+        if effects_are_known and not measured.is_custom and not measured.step.sums:
+            # The result of a custom step that comes later may hide an effect.
+            has_custom_step = any(step.is_custom for step in listed[index + 1 :])
+            comparison = _Comparison(before, later, batches, expected, "warning" if has_custom_step else "error")
+            no_effect = comparison.check_step(measured) if not_centered is None else None
+            if no_effect is not None:
+                findings.insert(0, no_effect)
+                continue
+            for finding in comparison.check_settings(measured):
+                findings.insert(0, finding)
+        later = [measured, *later]
+    return findings
+
+
+def _check_centered(measured: _Measured, before: Sequence[_Measured], batches: Sequence[Batch]) -> Finding | None:
+    """Report a step that needs centered values, if the steps before it do not return such values."""
+    if not measured.step.needs_centered or _give_centered_values(_chain(before), batches):
+        return None
+    name = measured.step.name
+    has_center = any(earlier.step.centers for earlier in before)
+    place = "Move it directly behind center" if has_center else f"Add center directly before {name}"
+    gets_unknown_values = any(earlier.reads_fields for earlier in before)
+    return Finding(
+        "warning" if gets_unknown_values else "error",
+        f"{measured.label} needs centered values, but gets values whose mean is not 0 in each group.",
+        f"{place}, or remove {name}.",
+    )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Compares the advantages of a list with those of the list without a step, or with a changed step."""
+
+    before: Sequence[_Measured]
+    """The steps before the step that is left out or changed."""
+    after: Sequence[_Measured]
+    """The steps after it. Steps without an effect are already left out."""
+    batches: Sequence[Batch]
+    expected: Array
+    """The advantages of the whole list."""
+    severity: Literal["error", "warning"]
+    """The severity of the findings."""
+
+    def check_step(self, measured: _Measured) -> Finding | None:
+        """Report a step without which the advantages are the same."""
+        if not self._are_expected([*self.before, *self.after]):
+            return None
+        return Finding(
+            self.severity,
+            f"{measured.label} has no effect: without it, the advantages of synthetic batches are the same.",
+            f"Remove {measured.step.name}, or move it to another place in the list.",
+        )
+
+    def check_settings(self, measured: _Measured) -> Iterator[Finding]:
+        """Report each setting that is True, if the advantages are the same with False."""
+        for setting in _settings_that_are_true(measured.step):
+            changed_step = replace(measured.step, **{setting: False})
+            changed = replace(measured, step=changed_step)
+            is_without_effect = self._are_expected([*self.before, changed, *self.after])
+            if is_without_effect:
+                yield Finding(
+                    self.severity,
+                    f"{measured.label} has {setting}=True, which has no effect: with {setting}=False, the advantages "
+                    "of synthetic batches are the same.",
+                    f"Remove {setting}, or move {measured.step.name} to another place in the list.",
                 )
-            )
-        elif must_have_effect and _gives_same_advantages([*before, *kept], batches, expected):
-            findings.append(
-                Finding(
-                    severity,
-                    f"{label} has no effect: without it, the advantages of synthetic batches are the same.",
-                    f"Remove {step.name}, or move it to another place in the list.",
-                )
-            )
-            continue
-        for setting in _settings_that_are_true(step) if must_have_effect else ():
-            changed = replace(step, **{setting: False})
-            if _gives_same_advantages([*before, changed, *kept], batches, expected):
-                findings.append(
-                    Finding(
-                        severity,
-                        f"{label} has {setting}=True, which has no effect: with {setting}=False, the advantages of "
-                        "synthetic batches are the same.",
-                        f"Remove {setting}, or move {step.name} to another place in the list.",
-                    )
-                )
-        kept = [step, *kept]
-    return findings[::-1]
+
+    def _are_expected(self, changed: Sequence[_Measured]) -> bool:
+        """Return whether a changed list gives the expected advantages. A list that fails does not."""
+        try:
+            advantages = advantages_of(_chain(changed), self.batches)
+        except Exception:  # noqa: BLE001 - a custom step may raise anything
+            return False
+        return are_same(advantages, self.expected)
+
+
+def _chain(listed: Sequence[_Measured]) -> Chain:
+    return Chain(tuple(measured.step for measured in listed))
 
 
 @dataclass(frozen=True)
@@ -262,22 +325,12 @@ def _settings_that_are_true(step: Step) -> list[str]:
     return [item.name for item in dataclasses.fields(step) if getattr(step, item.name) is True]
 
 
-def _gives_same_advantages(steps: Sequence[Step], batches: Sequence[Batch], expected: Array) -> bool:
-    """Return whether a changed list gives the expected advantages. A changed list that fails does not."""
-    try:
-        advantages = advantages_of(Chain(tuple(steps)), batches)
-    except Exception:  # noqa: BLE001 - a custom step may raise anything
-        return False
-    return are_same(advantages, expected)
-
-
-def _give_centered_values(steps: Sequence[Step], batches: Sequence[Batch]) -> bool:
-    """Return whether the values after the steps have mean 0 in every group of the batches."""
-    states = dict(Chain(tuple(steps)).init())
+def _give_centered_values(chain: Chain, batches: Sequence[Batch]) -> bool:
+    """Return whether the values after the steps of a chain have mean 0 in every group of the batches."""
+    states = dict(chain.init())
     for batch in batches:
         values = batch.returns
-        for step in steps:
-            result = apply_step(step, values, batch, states.get(step.name))
+        for step, result in chain.results(batch, states):
             values = result.values
             states[step.name] = result.state
         if not means_are_zero(batch.groups.mean(values), values):

@@ -1,4 +1,4 @@
-"""Prompt groups: which trajectories respond to the same prompt, and statistics within each group."""
+"""Groups of segments, for example the trajectories of a prompt, and statistics within each group."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def divide(numerator: Array, divisor: Array) -> Array:
 
 @dataclass(frozen=True)
 class Groups:
-    """A partition of N trajectories into G groups of any size.
+    """A partition of N segments into G groups of any size.
 
     Every statistic takes `x` of shape `[N]` or `[N, K]`, skips NaN ("not scored"), and returns one value per group.
 
@@ -57,13 +57,13 @@ class Groups:
     """
 
     ids: Index
-    """`[N]` group of each trajectory, numbered by first appearance."""
+    """`[N]` group of each segment, numbered by first appearance."""
     order: Index
-    """`[N]` trajectories sorted by group."""
+    """`[N]` segments sorted by group."""
     starts: Index
     """`[G]` where each group begins in `order`."""
     sizes: Index
-    """`[G]` trajectories in each group."""
+    """`[G]` segments in each group."""
     labels: tuple[Hashable, ...]
     """`G` labels of the groups."""
 
@@ -71,8 +71,8 @@ class Groups:
     def of(cls, labels: Iterable[Hashable]) -> Groups:
         """Group by label. Labels may be of any hashable types."""
         group_of_label: dict[Hashable, int] = {}
-        group_of_row = [group_of_label.setdefault(label, len(group_of_label)) for label in labels]
-        ids = np.array(group_of_row, dtype=np.intp)
+        group_of_segment = [group_of_label.setdefault(label, len(group_of_label)) for label in labels]
+        ids = np.array(group_of_segment, dtype=np.intp)
         order = ids.argsort(kind="stable")
         sizes = np.bincount(ids)
         starts = sizes.cumsum() - sizes
@@ -120,5 +120,5 @@ class Groups:
         return mean, varies
 
     def broadcast(self, per_group: npt.NDArray[D]) -> npt.NDArray[D]:
-        """Broadcast one value per group to its trajectories: `[G, ...] -> [N, ...]`."""
+        """Broadcast one value per group to its segments: `[G, ...] -> [N, ...]`."""
         return per_group[self.ids]

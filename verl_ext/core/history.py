@@ -15,7 +15,7 @@ from verl_ext.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class Anchor:
+class AnchorSettings:
     """The settings of the capability anchor and of the weights."""
 
     anchor: Literal["soft", "window", "fixed"] = "soft"
@@ -34,13 +34,12 @@ class Anchor:
 
 
 @dataclass(frozen=True)
-class WeightByHistory(Anchor, Step):
+class WeightByHistory(AnchorSettings, Step):
     """Weight by the gap between the prompt's accuracy and the capability: `x lambda exp(-sgn(x) (p_g - C))` (HA-DW).
 
-    `p_g` is the prompt's mean accuracy and C the model's capability (eq. 7-13).
-    `verl_ext/methods/hadw.py` says how each anchor moves `C`. The state consists of `anchor`, `value` (C), `window`
-    (the last posteriors for `soft`, or the last batch accuracies for `window`, oldest first) and `updates` (the number
-    of batches).
+    `p_g` is the prompt's mean accuracy and C the model's capability (eq. 7-13). `_move` has the formulas by which each
+    anchor moves C. The state consists of `anchor`, `value` (C), `window` (the last posteriors for `soft`, or the last
+    batch accuracies for `window`, oldest first) and `updates` (the number of batches).
 
     Edge cases: a prompt without a scored accuracy has weight 1. A batch without a scored accuracy does not change the
     anchor.
@@ -77,7 +76,7 @@ class WeightByHistory(Anchor, Step):
             return StepResult(values, state)
         batch_accuracy = float(scored_accuracy.mean())
         capability, new_state, step_size = self._move(state, batch_accuracy)
-        # p_g - C for each row; D M of the paper is -sgn(x) (p_g - C)
+        # [N] p_g - C; D M of the paper is -sgn(x) (p_g - C)
         gap = batch.prompts.broadcast(batch.prompts.mean(accuracy) - capability)
         exponent = -np.sign(single(values, self.name)) * gap
         phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(exponent))
@@ -98,7 +97,14 @@ class WeightByHistory(Anchor, Step):
         return StepResult(values * phi, new_state, metrics)
 
     def _move(self, state: dict[str, Any], batch_accuracy: float) -> tuple[float, dict[str, Any], float]:
-        """Return the capability for this batch, the new state, and the step size (0 unless the anchor is `soft`)."""
+        """Return the capability C for this batch, the new state, and the step size (0 unless the anchor is `soft`).
+
+        With `y` the mean accuracy of the batch:
+
+            anchor=soft     C is the prior; the next prior is (1 - eta_t) C + eta_t y
+            anchor=window   C = mean of y over the last batches, including the current batch
+            anchor=fixed    C = fixed_anchor
+        """
         past = state["window"]
         step_size = 0.0
         if self.anchor == "fixed":
@@ -118,7 +124,11 @@ class WeightByHistory(Anchor, Step):
         return capability, new_state, step_size
 
     def _soft_step_size(self, past: list[float]) -> float:
-        """Return the fraction by which the `soft` anchor moves toward the accuracy of the batch."""
+        """Return the fraction by which the `soft` anchor moves toward the accuracy of the batch.
+
+        The formula is `eta_t = clip(eta_min + eta sigma_t, 0, 1)`, where sigma_t is the standard deviation of the last
+        posteriors. With fewer than two posteriors, sigma_t is 1.
+        """
         recent = past[-self.history_window :]  # a run may resume with a shorter window than it was saved with
         sigma = float(np.std(recent)) if len(recent) > 1 else 1.0
         return min(self.eta_min + self.eta * sigma, 1.0)

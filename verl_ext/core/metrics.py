@@ -13,52 +13,6 @@ Metrics = dict[str, float]
 TURNS = 8
 """Number of turns, from the first, with separate metrics of per-turn rewards."""
 
-# The characters that `metric_name` escapes. Each pattern matches one character. A lookahead `(?=...)` only looks at the
-# text that begins with this character, so that words that overlap are all found: both of "sumin" are escaped.
-
-# verl aggregates a metric over the updates of one step as these words in its name say. It would log the mean of a
-# reward called "minimal" as a minimum, so "minimal" becomes "_x6d_inimal".
-_FIRST_LETTER_OF_AGGREGATION = r"(?=max|min|mean|avg|average|sum|total|timing_s|timing_per_token)."
-# verl logs the last value instead of the mean if a name ends in "lr" (learning rate): "lr" becomes "_x6c_r".
-_FIRST_LETTER_OF_FINAL_LR = r"(?=lr\Z)."
-# Loggers replace any other character than these: "b c" becomes "b_x20_c".
-_CHANGED_BY_LOGGERS = r"[^\w.-]"
-# Loggers would make a name of dots a folder: ".." becomes "_x2e_.".
-_FIRST_OF_ONLY_DOTS = r"\A\.(?=\.*\Z)"
-# A reward can have a name that looks escaped, and must not share it with another: "b_x20_c" becomes "b_x5f_x20_c".
-_UNDERSCORE_OF_AN_ESCAPE = r"_(?=x[0-9a-f])"
-_ESCAPED = re.compile(
-    "|".join(
-        (
-            _FIRST_LETTER_OF_AGGREGATION,
-            _FIRST_LETTER_OF_FINAL_LR,
-            _CHANGED_BY_LOGGERS,
-            _FIRST_OF_ONLY_DOTS,
-            _UNDERSCORE_OF_AN_ESCAPE,
-        )
-    ),
-    re.IGNORECASE,
-)
-
-
-def metric_name(key: str) -> str:
-    """Escape the name of a reward for use in the name of a metric. Different rewards get different names.
-
-    An escaped character is written as `_x<code>_`, where the code is its Unicode number in hexadecimal digits. An empty
-    name becomes `_x_`.
-
-    >>> metric_name("format"), metric_name("正确"), metric_name("a/b c"), metric_name("minimal")
-    ('format', '正确', 'a_x2f_b_x20_c', '_x6d_inimal')
-    >>> metric_name("lr"), metric_name(".."), metric_name("b c"), metric_name("b_x20_c"), metric_name("sumin")
-    ('_x6c_r', '_x2e_.', 'b_x20_c', 'b_x5f_x20_c', '_x73_u_x6d_in')
-    """
-    return _ESCAPED.sub(_escape, key) or "_x_"
-
-
-def _escape(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"_x{code:x}_"
-
 
 def reward_metrics(batch: Batch) -> Metrics:
     """Return statistics of each reward as the estimator received it: after the conditions, before the weights.
@@ -72,13 +26,13 @@ def reward_metrics(batch: Batch) -> Metrics:
     if not len(batch.returns):
         return {}
     metrics: Metrics = {}
-    if batch.factors is not None:
-        metrics |= _rubric_metrics(batch, batch.factors)
+    if batch.criterion_weights is not None:
+        metrics |= _rubric_metrics(batch, batch.criterion_weights)
         batch = batch.by_reward()
     # From here on each column is a reward.
     zero_variance_fractions = 1.0 - batch.groups.varies(batch.returns).mean(axis=0)  # [K]
-    rewards = batch.response_rewards()  # [responses, K]
-    raw_rewards = batch.response_rewards(raw=True) if batch.conditions else rewards
+    rewards = batch.trajectory_rewards()  # [T, K]
+    raw_rewards = batch.trajectory_rewards(raw=True) if batch.conditions else rewards
     for column, key in enumerate(batch.keys):
         name = f"reward/{metric_name(key)}"
         is_scored = ~np.isnan(rewards[:, column])
@@ -95,12 +49,12 @@ def reward_metrics(batch: Batch) -> Metrics:
     return metrics
 
 
-def _rubric_metrics(batch: Batch, factors: Array) -> Metrics:
+def _rubric_metrics(batch: Batch, criterion_weights: Array) -> Metrics:
     """Return the number of criteria of each rubric, and the fraction of them that vary in their group."""
     metrics: Metrics = {}
     varies = batch.groups.varies(batch.returns)  # [G, K]
-    first_rows = batch.groups.order[batch.groups.starts]  # [G]: the factors are equal within a group
-    has_weight = factors[first_rows] != 0  # [G, K]
+    first_segment_of_group = batch.groups.order[batch.groups.starts]  # [G]
+    has_weight = criterion_weights[first_segment_of_group] != 0  # [G, K]: the weights are equal within a group
     reward_of_column = np.array(batch.reward_of_column)
     is_criterion = reward_of_column != np.array(batch.keys)  # the column of a plain reward is named after the reward
     for key in dict.fromkeys(reward_of_column[is_criterion].tolist()):
@@ -112,7 +66,7 @@ def _rubric_metrics(batch: Batch, factors: Array) -> Metrics:
 
 
 def _condition_met(batch: Batch, key: str) -> Array:
-    """Return for each response whether it meets the condition on a reward: 1, 0, or NaN where this is not known."""
+    """Return `[T]` whether each trajectory meets the condition on a reward: 1, 0, or NaN where this is not known."""
     condition = batch.conditions[key]
     required = batch.keys.index(condition.reward)
     return condition.met(batch.raw[batch.turns.last, required])
@@ -143,7 +97,7 @@ def turn_metrics(batch: Batch) -> Metrics:
 
 
 def advantage_metrics(advantages: Array) -> Metrics:
-    """Return mean, std, min and max over trajectories, and the fraction of exact zeros, which give no gradient."""
+    """Return mean, std, min and max over segments, and the fraction of exact zeros, which give no gradient."""
     if not len(advantages):
         return {}
     return _moments("advantage", advantages) | {"advantage/zero_fraction": float((advantages == 0).mean())}
@@ -207,3 +161,52 @@ def _moments(name: str, values: Array) -> Metrics:
         f"{name}/min": float(values.min()),
         f"{name}/max": float(values.max()),
     }
+
+
+# Names of metrics: the name of a reward may contain characters that verl or a logger would misread.
+
+# The characters that `metric_name` escapes. Each pattern matches one character. A lookahead `(?=...)` only looks at the
+# text that begins with this character, so that words that overlap are all found: both of "sumin" are escaped.
+
+# verl aggregates a metric over the updates of one step as these words in its name say. It would log the mean of a
+# reward called "minimal" as a minimum, so "minimal" becomes "_x6d_inimal".
+_FIRST_LETTER_OF_AGGREGATION = r"(?=max|min|mean|avg|average|sum|total|timing_s|timing_per_token)."
+# verl logs the last value instead of the mean if a name ends in "lr" (learning rate): "lr" becomes "_x6c_r".
+_FIRST_LETTER_OF_FINAL_LR = r"(?=lr\Z)."
+# Loggers replace any other character than these: "b c" becomes "b_x20_c".
+_CHANGED_BY_LOGGERS = r"[^\w.-]"
+# Loggers would make a name of dots a folder: ".." becomes "_x2e_.".
+_FIRST_OF_ONLY_DOTS = r"\A\.(?=\.*\Z)"
+# A reward can have a name that looks escaped, and must not share it with another: "b_x20_c" becomes "b_x5f_x20_c".
+_UNDERSCORE_OF_AN_ESCAPE = r"_(?=x[0-9a-f])"
+_ESCAPED = re.compile(
+    "|".join(
+        (
+            _FIRST_LETTER_OF_AGGREGATION,
+            _FIRST_LETTER_OF_FINAL_LR,
+            _CHANGED_BY_LOGGERS,
+            _FIRST_OF_ONLY_DOTS,
+            _UNDERSCORE_OF_AN_ESCAPE,
+        )
+    ),
+    re.IGNORECASE,
+)
+
+
+def metric_name(key: str) -> str:
+    """Escape the name of a reward for use in the name of a metric. Different rewards get different names.
+
+    An escaped character is written as `_x<code>_`, where the code is its Unicode number in hexadecimal digits. An empty
+    name becomes `_x_`.
+
+    >>> metric_name("format"), metric_name("正确"), metric_name("a/b c"), metric_name("minimal")
+    ('format', '正确', 'a_x2f_b_x20_c', '_x6d_inimal')
+    >>> metric_name("lr"), metric_name(".."), metric_name("b c"), metric_name("b_x20_c"), metric_name("sumin")
+    ('_x6c_r', '_x2e_.', 'b_x20_c', 'b_x5f_x20_c', '_x73_u_x6d_in')
+    """
+    return _ESCAPED.sub(_escape, key) or "_x_"
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"_x{code:x}_"

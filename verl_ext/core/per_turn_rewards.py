@@ -72,8 +72,8 @@ def _decode(value: object, *, text: bool) -> list[float] | None:
         return None
     try:
         entries = json.loads(value) if isinstance(value, str) else value
-        if not isinstance(entries, list):
-            return None
+        if not isinstance(entries, list) or any(isinstance(entry, str) for entry in entries):
+            return None  # float() would read a text such as "1.0"
         return [float(entry) for entry in entries]
     except (TypeError, ValueError, OverflowError, RecursionError):
         return None

@@ -42,8 +42,8 @@ class LengthPenalty(Step):
 
     def apply(self, values: Array, batch: Batch) -> Array:
         prompts = batch.prompts
-        tokens_of_response = np.bincount(batch.turns.response, batch.lengths)
-        tokens = tokens_of_response[batch.turns.response]  # [N], equal for the turns of a response
+        tokens_of_trajectory = np.bincount(batch.turns.trajectory, batch.lengths)
+        tokens = tokens_of_trajectory[batch.turns.trajectory]  # [N], equal for the turns of a trajectory
         is_correct = batch.accuracy_for(self.name) > self.above + TOLERANCE  # False before the last turn
         is_compared = is_correct & (tokens > 0) & ~np.isnan(single(values, self.name))
         length = np.where(is_compared, tokens, np.nan)
@@ -61,8 +61,7 @@ class Balance(Step):
     With `over="token"`, `z = sum_all len / sum_valid len`. With `over="sequence"`, `z = B / B_valid`, counted in rows
     of verl's batch, over which the loss averages. A group is valid if it has nonzero variance. A row with several turns
     is valid if one of its turns is in a valid group. The metric `balance_z` is z (`zero_mask_ratio` in the authors'
-    code and TRL). The metric `zero_variance_fraction` is the fraction of rows (trajectories or turns) that are not
-    valid.
+    code and TRL). The metric `zero_variance_fraction` is the fraction of segments that are not valid.
 
     Edge case: `z = 1` if no group is valid.
     """
@@ -73,15 +72,15 @@ class Balance(Step):
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         is_valid = batch.groups.broadcast(batch.groups.varies(single(values, self.name)))
-        units = batch.lengths
+        sizes = batch.lengths
         if self.over == "sequence":
-            units = batch.outputs
+            sizes = batch.outputs
             # The turns of one row of verl's batch follow its first turn, which alone has an output.
             row_of_turn = (batch.outputs > 0).cumsum()
             valid_turns_of_row = np.bincount(row_of_turn, is_valid)
             is_valid = (valid_turns_of_row > 0)[row_of_turn]
-        valid_units = float(units[is_valid].sum())
-        z = float(units.sum()) / valid_units if valid_units else 1.0
+        valid_size = float(sizes[is_valid].sum())
+        z = float(sizes.sum()) / valid_size if valid_size else 1.0
         zero_variance_fraction = float((~is_valid).mean()) if len(is_valid) else 0.0
         return StepResult(values * z, metrics={"balance_z": z, "zero_variance_fraction": zero_variance_fraction})
 
@@ -103,8 +102,8 @@ class WeightByDifficulty(Step):
     """Temperature T of the softmax. A smaller value gives hard prompts more weight."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        row_varies = batch.groups.broadcast(batch.groups.varies(single(values, self.name)))
-        is_valid = batch.prompts.sum(row_varies.astype(np.float64)) > 0  # [prompts]
+        group_varies = batch.groups.broadcast(batch.groups.varies(single(values, self.name)))  # [N]
+        is_valid = batch.prompts.sum(group_varies.astype(np.float64)) > 0  # [prompts]
         accuracy = batch.prompts.mean(batch.accuracy_for(self.name))
         valid_accuracy = np.where(accuracy > 0, accuracy, 1.0)[is_valid]  # NaN is not above 0
         weights = np.ones(len(is_valid))

@@ -27,39 +27,39 @@ array([[1. , 0.5, 0. ],
        [0. , 1. , nan],
        [1. , nan, nan]])
 
-A factor is a weight divided by the sum of the absolute weights of its prompt, which is 2 + 1 + 1 = 4 for "p" and
-6 + 2 = 8 for "q". So the value of a rubric has the same scale for every prompt, whatever the number of its criteria and
-the size of their weights. The weights are summed as absolute values because weights of opposite signs would cancel: 1
-and -1 have the sum 0. The missing third criterion of "q" has the factor 0, so that it adds nothing to any sum.
+A criterion weight is a weight divided by the sum of the absolute weights of its prompt, which is 2 + 1 + 1 = 4 for "p"
+and 6 + 2 = 8 for "q". So the value of a rubric has the same scale for every prompt, whatever the number of its criteria
+and the size of their weights. The weights are summed as absolute values because weights of opposite signs would cancel:
+1 and -1 have the sum 0. The missing third criterion of "q" has the criterion weight 0, so it adds nothing to any sum.
 
->>> criteria.factors
+>>> criteria.criterion_weights
 array([[ 0.5 ,  0.25, -0.25],
        [ 0.5 ,  0.25, -0.25],
        [ 0.75,  0.25,  0.  ],
        [ 0.75,  0.25,  0.  ]])
 
-The value of the rubric for a response is the sum of the criteria times their factors:
+The value of the rubric for a response is the sum of the criteria times their criterion weights:
 
 - 1 * 0.5 + 0.5 * 0.25 + 0 * -0.25 = 0.625 for the first response to "p";
 - 0 * 0.5 + 1 * 0.25 + 1 * -0.25 = 0 for the second response to "p", because of its mistake;
 - 0 * 0.75 + 1 * 0.25 = 0.25 for the first response to "q";
-- 1 * 0.75 = 0.75 for the second response to "q". A criterion that is not scored adds 0, and the factors of the others
-  stay as they are.
+- 1 * 0.75 = 0.75 for the second response to "q". A criterion that is not scored adds 0, and the weights of the
+  others stay as they are.
 
 >>> criteria.total
 array([0.625, 0.   , 0.25 , 0.75 ])
 
-`to_columns` puts the criteria next to the other rewards, each of which is one column with the factor 1. Steps before
-the sum of the rewards treat each column as a reward of its own. The weight of a column in this sum is its factor times
-the weight in `algorithm.rewards.weights`, which has one entry for `correct` and one for `rubric`. `reward_of_column`
-says which entry that is.
+`to_columns` puts the criteria next to the other rewards, each of which is one column with the criterion weight 1. Steps
+before the sum of the rewards treat each column as a reward of its own. The weight of a column in this sum is its
+criterion weight times the weight in `algorithm.rewards.weights`, which has one entry for `correct` and one for
+`rubric`. `reward_of_column` says which entry that is.
 
 >>> arguments = to_columns(["correct", "rubric"], [np.array([1.0, 0.0, 0.0, 1.0]), criteria])
 >>> arguments["keys"]
 ['correct', 'rubric[0]', 'rubric[1]', 'rubric[2]']
 >>> arguments["reward_of_column"]
 ['correct', 'rubric', 'rubric', 'rubric']
->>> arguments["rewards"][0], arguments["factors"][0]
+>>> arguments["rewards"][0], arguments["criterion_weights"][0]
 (array([1. , 1. , 0.5, 0. ]), array([ 1.  ,  0.5 ,  0.25, -0.25]))
 """
 
@@ -108,19 +108,19 @@ class Criteria:
 
     values: Array
     """`[N, C]` how far each criterion is met, NaN if it is not scored or if the prompt has fewer criteria."""
-    factors: Array
+    criterion_weights: Array
     """`[N, C]` the weight of each criterion, divided by the sum of the absolute weights of the prompt."""
 
     @classmethod
     def of(cls, key: str, labels: Sequence[Hashable], texts: Sequence[Any]) -> Criteria:
         """Read what `rubric` returned for each response. All responses of a label must have the same weights.
 
-        >>> Criteria.of("rubric", ["p", "q"], [rubric([1, 0], weights=[3, -1]), rubric([0.5])]).factors
+        >>> Criteria.of("rubric", ["p", "q"], [rubric([1, 0], weights=[3, -1]), rubric([0.5])]).criterion_weights
         array([[ 0.75, -0.25],
                [ 1.  ,  0.  ]])
         """
         values: list[list[float]] = []
-        factors: list[list[float]] = []
+        criterion_weights: list[list[float]] = []
         weights_by_label: dict[Hashable, list[float]] = {}
         for label, text in zip(labels, texts, strict=True):
             values_of_response, weights = _parse(key, label, text)
@@ -128,17 +128,17 @@ class Criteria:
             _check_same_weights(key, label, expected_weights, weights)
             absolute_sum = _absolute_sum(weights)
             values.append(values_of_response)
-            factors.append([weight / absolute_sum for weight in weights])
-        return cls(_padded(values, math.nan), _padded(factors, 0.0))
+            criterion_weights.append([weight / absolute_sum for weight in weights])
+        return cls(_padded(values, math.nan), _padded(criterion_weights, 0.0))
 
     def __getitem__(self, rows: Index | slice) -> Criteria:
-        return Criteria(self.values[rows], self.factors[rows])
+        return Criteria(self.values[rows], self.criterion_weights[rows])
 
     @property
     def total(self) -> Array:
         """`[N]` the weighted sum of the scored criteria, NaN where no criterion is scored."""
         unscored = np.isnan(self.values).all(axis=1)
-        weighted_sum = np.nansum(self.values * self.factors, axis=1)
+        weighted_sum = np.nansum(self.values * self.criterion_weights, axis=1)
         return np.where(unscored, np.nan, weighted_sum)
 
 
@@ -216,7 +216,7 @@ def _padded(rows: Sequence[Sequence[float]], padding: float) -> Array:
 def to_columns(keys: Sequence[str], rewards: Sequence[Array | Criteria]) -> dict[str, Any]:
     """Return rewards as arguments of `Batch.of`. A rubric has one column per criterion, any other reward one column.
 
-    Without a rubric, there are no factors, which stands for 1 each.
+    Without a rubric, there are no criterion weights, which stands for 1 each.
 
     >>> to_columns(["correct", "rubric"], [np.array([1.0]), Criteria.of("rubric", ["p"], [rubric([0, 1])])])["keys"]
     ['correct', 'rubric[0]', 'rubric[1]']
@@ -227,16 +227,16 @@ def to_columns(keys: Sequence[str], rewards: Sequence[Array | Criteria]) -> dict
     columns: list[str] = []
     reward_of_column: list[str] = []
     values: list[Array] = []
-    factors: list[Array] = []
+    criterion_weights: list[Array] = []
     for key, reward in zip(keys, rewards, strict=True):
         if isinstance(reward, Criteria):
             names = [f"{key}[{index}]" for index in range(reward.values.shape[1])]
             values.append(reward.values)
-            factors.append(reward.factors)
+            criterion_weights.append(reward.criterion_weights)
         else:
             names = [key]
             values.append(reward)
-            factors.append(np.ones(len(reward)))
+            criterion_weights.append(np.ones(len(reward)))
         columns += names
         reward_of_column += [key] * len(names)
     _check_unique(keys, columns)
@@ -244,7 +244,7 @@ def to_columns(keys: Sequence[str], rewards: Sequence[Array | Criteria]) -> dict
         "rewards": np.column_stack(values),
         "keys": columns,
         "reward_of_column": reward_of_column,
-        "factors": np.column_stack(factors),
+        "criterion_weights": np.column_stack(criterion_weights),
     }
 
 

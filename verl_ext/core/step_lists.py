@@ -25,8 +25,17 @@ STEPS: Mapping[str, type[Step]] = {kind.name: kind for kind in _steps_in(steps, 
 
 
 def is_built_in(step: Step) -> bool:
-    """Return whether the step is a step of this package, and not a custom step."""
+    """Return whether the step is a step that a list may name, and not a custom step."""
     return STEPS.get(step.name) is type(step)
+
+
+def is_custom(step: Step) -> bool:
+    """Return whether the step is defined outside this package.
+
+    A method of this package may have a step that lists cannot name, such as the sum of dgpo with a KL term. Such a step
+    is neither built-in nor custom.
+    """
+    return not is_built_in(step) and not type(step).__module__.startswith("verl_ext.methods.")
 
 
 def read_step(item: Any, where: str) -> Step:
@@ -131,11 +140,6 @@ def as_list(chain: Chain) -> list[str | dict[str, Any]]:
         kind = type(step)
         name = step.name if is_built_in(step) else f"{kind.__module__}:{kind.__qualname__}"
         defaults = {item.name: item.default for item in dataclasses.fields(step)}
-        settings = {key: value for key, value in step_settings(step).items() if value != defaults[key]}
+        settings = {key: value for key, value in dataclasses.asdict(step).items() if value != defaults[key]}
         described.append({"step": name, **settings} if settings else name)
     return described
-
-
-def step_settings(step: Step) -> dict[str, Any]:
-    """Return the settings of a step as plain data."""
-    return dataclasses.asdict(step)

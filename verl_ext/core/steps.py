@@ -52,8 +52,8 @@ class DivideByMean(Step):
 class DivideByBatchStd(Step):
     """Divide by the standard deviation over the batch, before centering: `x / (std(x) + epsilon)` (Lite PPO).
 
-    The standard deviation is the one with n - 1. With per-turn rewards each response counts once: each of its T turns
-    has weight 1 / T.
+    The standard deviation is the one with n - 1. With per-turn rewards each response counts once: each of its n turns
+    has weight 1 / n.
 
     Edge case: a reward whose standard deviation is at most `1e-6 max(1, |mean|)` is not divided.
     """
@@ -67,12 +67,11 @@ class DivideByBatchStd(Step):
     epsilon: float = bounded(0.0, low=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        # [N, K]: the rows of a response have weights that sum to 1
-        weights = np.apply_along_axis(batch.turns.response_weights, 0, ~np.isnan(values))
-        responses = weights.sum(axis=0).round(6)  # thirds add up to a whole number only up to rounding
-        mean = divide(np.nansum(weights * values, axis=0), responses)
+        weights = batch.turns.trajectory_weights(~np.isnan(values))  # [N, K]
+        trajectories = weights.sum(axis=0).round(6)  # thirds add up to a whole number only up to rounding
+        mean = divide(np.nansum(weights * values, axis=0), trajectories)
         squared_deviations = np.nansum(weights * np.square(values - mean), axis=0)
-        std = np.sqrt(divide(squared_deviations, responses - 1))
+        std = np.sqrt(divide(squared_deviations, trajectories - 1))
         varies = std > TOLERANCE * np.maximum(1.0, np.abs(mean))
         divisor = np.where(varies, std + self.epsilon, 1.0)
         return values / divisor
@@ -141,7 +140,7 @@ class ScaleByMad(ScaleByStd):
 class WeightedSum(Step):
     """Sum the weighted rewards, `sum_k w_k x_k`, and add the KL term of the reward if the batch has one.
 
-    Edge cases: a reward that is not scored contributes 0. A row without a scored reward is not scored. If the
+    Edge cases: a reward that is not scored contributes 0. A segment without a scored reward is not scored. If centered
     rewards of a group cancel (see `rounding_range`), the sum is exactly 0.
     """
 
@@ -153,19 +152,17 @@ class WeightedSum(Step):
     def apply(self, values: Array, batch: Batch) -> Array:
         unscored = np.isnan(values)
         scored = np.where(unscored, 0.0, values)
-        if batch.weights.ndim == 1:
-            total: Array = scored @ batch.weights
-        else:
-            total = (scored * batch.weights).sum(axis=1)
+        total: Array = (scored * batch.weights).sum(axis=1)
         total[unscored.all(axis=1)] = np.nan
-        total, _ = zero_constant_groups(total, batch.groups, rounding_range(values, batch))
+        # This sets rewards that cancel to 0. It changes nothing if no step before the sum has centered the rewards.
+        total, _ = zero_constant_groups_if_centered(total, batch.groups, rounding_range(values, batch))
         if batch.kl_reward is not None:
             total = total + self.kl_term(total, batch.kl_reward, batch)
         return total[:, None]
 
     def contributions(self, values: Array, batch: Batch) -> Array:
         weighted = np.where(np.isnan(values), 0.0, values * batch.weights)
-        return weighted if batch.factors is None else batch.reward_sums(weighted)
+        return weighted if batch.criterion_weights is None else batch.reward_sums(weighted)
 
     def kl_term(self, total: Array, kl_reward: Array, batch: Batch) -> Array:
         """Return `[N]` the KL term to add to the sums of the rewards `[N]`."""
@@ -210,7 +207,7 @@ def rounding_range(values: Array, batch: Batch) -> Array:
 
     >>> rounding_range(scaled, batch).round(4)
     array([0.0049])
-    >>> zero_constant_groups(sums, batch.groups, rounding_range(scaled, batch))[0].tolist()
+    >>> zero_constant_groups_if_centered(sums, batch.groups, rounding_range(scaled, batch))[0].tolist()
     [[0.0], [0.0], [0.0]]
     """
     groups = batch.groups
@@ -226,9 +223,12 @@ def rounding_range(values: Array, batch: Batch) -> Array:
     return bound
 
 
-def zero_constant_groups(values: Array, groups: Groups, rounding: Array | float = 0.0) -> tuple[Array, bool]:
-    """Return the values, and whether every group is centered. If so, groups with zero variance are set to exactly 0.
+def zero_constant_groups_if_centered(
+    values: Array, groups: Groups, rounding: Array | float = 0.0
+) -> tuple[Array, bool]:
+    """Return the values, and whether all groups of the batch are centered.
 
+    If all groups are centered, groups with zero variance are set to exactly 0. Otherwise, the values are unchanged.
     A group has zero variance if its range is at most `1e-6 max(1, |mean|)` or at most `rounding`.
     """
     mean, varies = groups.variation(values, rounding)
@@ -252,13 +252,13 @@ def means_are_zero(mean_of_group: Array, values: Array) -> bool:
 class Whiten(Step):
     """Whiten over the whole batch, by sequences or by tokens: `(x - mean(x)) / (std(x) + epsilon)`.
 
-    With `over="sequence"` every trajectory counts once, std with n - 1. If a trajectory has T turns, each turn counts
-    1 / T. With `over="token"` every trajectory or turn counts once per token, and the divisor is `sqrt(var + 1e-8)`, as
+    With `over="sequence"` every trajectory counts once, std with n - 1. If a trajectory has n turns, each turn counts
+    1 / n. With `over="token"` every trajectory or turn counts once per token, and the divisor is `sqrt(var + 1e-8)`, as
     in verl's `masked_whiten`.
 
-    With `over="sequence"` the mean is not subtracted if every group is centered (see `zero_constant_groups`): the mean
-    is then 0 up to rounding, and zero-variance groups stay 0. With per-turn rewards the mean is never subtracted,
-    because it would depend on the decision to stop. With `over="token"` the mean is always subtracted, as in verl.
+    With `over="sequence"` the mean is not subtracted if every group is centered, because it is then 0 up to rounding,
+    and zero-variance groups stay 0. With per-turn rewards the mean is never subtracted, because it would depend on the
+    decision to stop. With `over="token"` the mean is always subtracted, as in verl.
     """
 
     name: ClassVar[str] = "whiten"
@@ -268,17 +268,17 @@ class Whiten(Step):
     """Constant added to the divisor with `over=sequence`."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        values, all_centered = zero_constant_groups(values, batch.groups)
+        values, all_centered = zero_constant_groups_if_centered(values, batch.groups)
         column = single(values, self.name)
         is_scored = ~np.isnan(column)
-        weights = batch.lengths if self.over == "token" else batch.turns.response_weights(is_scored)
+        weights = batch.lengths if self.over == "token" else batch.turns.trajectory_weights(is_scored)
         weights = weights[is_scored]
         scored = column[is_scored]
         total_weight = float(weights.sum().round(6))  # thirds add up to a whole number only up to rounding
         if total_weight == 0:
             return StepResult(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})
         mean = 0.0
-        if self.over == "token" or (batch.turns.one_per_response and not all_centered):
+        if self.over == "token" or (batch.turns.one_per_trajectory and not all_centered):
             mean = float((weights * scored).sum()) / total_weight
         squared_deviations = float((weights * np.square(scored - mean)).sum())
         variance = squared_deviations / max(total_weight - 1, 1.0)
@@ -288,7 +288,7 @@ class Whiten(Step):
 
 
 def single(values: Array, step: str) -> Array:
-    """Return `[N]` the single value of each row. `step` is the name of the step that needs it."""
+    """Return `[N]` the single value of each segment. `step` is the name of the step that needs it."""
     if values.shape[1] != 1:
         raise ConfigurationError(
             f"The step {step!r} takes one value per row, found {values.shape[1]}. Put weighted_sum before {step}."

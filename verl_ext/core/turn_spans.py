@@ -1,6 +1,6 @@
 """Where the turns of trajectories are in the response mask: from a mask to turns, and from turns back to tokens.
 
-A turn is a span of ones in the mask. In this example the session `p_0` has one row with two turns, and the answer of a
+A turn is a span of ones in the mask. In this example the session `p_0` has one row with two turns, and the result of a
 tool is between them. The session `q_0` has two rows, and the batch holds the later one first. The session `r_0` has one
 row, which has no tokens. The sessions are the trajectories 0, 1 and 2.
 
@@ -74,7 +74,7 @@ class TurnSpans:
     bounds: Index
     """`[2 S]` where each of the `S` spans begins and ends, in the flattened mask."""
     span_of_turn: Index
-    """`[N]` the span of each turn, -1 for a turn without tokens."""
+    """`[N]` the span of each turn, -1 for a turn without tokens. The turns are the segments of the core's `Batch`."""
     trajectory_of_turn: Index
     """`[N]` the trajectory of each turn. The turns of a trajectory follow one another."""
     outputs: Array

@@ -1,4 +1,4 @@
-"""The turns of responses: with per-turn rewards the rows of a batch are turns, and their values are returns."""
+"""The turns of trajectories: with per-turn rewards each turn is a segment of a batch, and its values are returns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from verl_ext.errors import DataError
 
 @dataclass(frozen=True)
 class Turns:
-    """The turn number of each row. The turns of a response are consecutive rows, numbered from 0.
+    """The turn number of each segment. The turns of a trajectory are consecutive segments, numbered from 0.
 
-    The return of a per-turn reward is `G_itk = sum_{s >= t} discount^(s - t) r_isk`. A reward of the response is
-    received at its last turn `T_i`, so its return is `discount^(T_i - t) R_ik`. A return is not scored if one of its
+    The return of a per-turn reward is `G_itk = sum_{s >= t} discount^(s - t) r_isk`. A reward of the trajectory is
+    received at its last turn `n_i`, so its return is `discount^(n_i - t) R_ik`. A return is not scored if one of its
     rewards is not scored.
 
     >>> turns = Turns(np.array([0, 1, 0]), columns=(0,), discount=0.5)
@@ -28,9 +28,9 @@ class Turns:
     """
 
     number: Index
-    """`[N]` the turn number of each row."""
+    """`[N]` the turn number of each segment."""
     columns: tuple[int, ...] = ()
-    """The columns of per-turn rewards. The other columns repeat the reward of the response."""
+    """The columns of per-turn rewards. The other columns repeat the reward of the trajectory."""
     discount: float = 1.0
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class Turns:
 
     @classmethod
     def of_counts(cls, counts: Sequence[int] | Index, columns: tuple[int, ...] = (), discount: float = 1.0) -> Turns:
-        """Number the turns of responses, given the number of turns of each response.
+        """Number the turns of trajectories, given the number of turns of each trajectory.
 
         >>> Turns.of_counts([2, 1]).number
         array([0, 1, 0])
@@ -53,33 +53,33 @@ class Turns:
         counts = np.asarray(counts, dtype=np.intp)
         if (counts < 1).any():
             raise DataError("Each response must have at least one turn. Use the count 1 for a response without tokens.")
-        first_row_of_response = counts.cumsum() - counts
-        first_row = first_row_of_response.repeat(counts)
-        number = np.arange(len(first_row)) - first_row
+        first_segment_of_trajectory = counts.cumsum() - counts
+        first_segment = first_segment_of_trajectory.repeat(counts)
+        number = np.arange(len(first_segment)) - first_segment
         return cls(number, columns, discount)
 
     @cached_property
-    def one_per_response(self) -> bool:
-        """Whether each response has one turn, so that every row is a response."""
+    def one_per_trajectory(self) -> bool:
+        """Whether each trajectory has one turn, so that every segment is a whole trajectory."""
         return not self.number.any()
 
     @cached_property
-    def response(self) -> Index:
-        """`[N]` the response of each row."""
+    def trajectory(self) -> Index:
+        """`[N]` the trajectory of each segment."""
         begins = self.number == 0
         return np.cumsum(begins) - 1
 
     @cached_property
     def last(self) -> Bools:
-        """`[N]` whether the row is its response's last turn, which is True for one row per response."""
+        """`[N]` whether the segment is the last turn of its trajectory. It is True once per trajectory."""
         begins = self.number == 0
-        # A turn is the last if the next row begins a response. The last row is followed by the first, which begins one.
+        # A turn is the last if the next segment begins a trajectory. The first segment follows the last one here.
         return np.roll(begins, -1)
 
     def returns(self, rewards: Array) -> Array:
         """Return `[N, K]` the returns of the rewards `[N, K]`."""
-        # A reward of the response is discounted by the number of turns until its last turn.
-        last_number = self.number[self.last][self.response]
+        # A reward of the trajectory is discounted by the number of turns until its last turn.
+        last_number = self.number[self.last][self.trajectory]
         later_turns = last_number - self.number
         discounts = np.power(self.discount, later_turns, dtype=np.float64)
         returns: Array = rewards * discounts[:, None]
@@ -88,9 +88,9 @@ class Turns:
         return returns
 
     def discounted_sums(self, values: Array) -> Array:
-        """Return for each turn the sum of its value and the discounted values of the response's later turns.
+        """Return for each turn the sum of its value and the discounted values of the trajectory's later turns.
 
-        `values` and the result have one row per turn: `[N]` or `[N, K]`. A value that only the last turn has is thus
+        `values` and the result have one entry per turn: `[N]` or `[N, K]`. A value that only the last turn has is thus
         discounted to the earlier turns.
 
         >>> Turns(np.array([0, 1, 2, 0]), discount=0.5).discounted_sums(np.array([0.0, 0.0, 8.0, 1.0]))
@@ -99,15 +99,19 @@ class Turns:
         sums: Array = values.copy()
         last_number = self.number.max(initial=0)
         for number in reversed(range(last_number)):
-            # The sums of the turns `number + 1` are complete. They are in the next rows.
-            rows = np.flatnonzero((self.number == number) & ~self.last)
-            sums[rows] += self.discount * sums[rows + 1]
+            # The sums of the turns `number + 1` are complete. These turns are the next segments.
+            segments = np.flatnonzero((self.number == number) & ~self.last)
+            sums[segments] += self.discount * sums[segments + 1]
         return sums
 
-    def response_weights(self, counted: Bools) -> Array:
-        """Return `[N]` weights that sum to 1 per response: 1/n for each of its n rows in `counted`, 0 elsewhere."""
-        if self.one_per_response:
-            return counted.astype(np.float64)
-        rows_of_response = np.bincount(self.response[counted], minlength=len(self.number))
-        rows = rows_of_response[self.response]
-        return np.divide(1.0, rows, out=np.zeros(len(rows)), where=counted)
+    def trajectory_weights(self, counted: Bools) -> Array:
+        """Return weights that sum to 1 per trajectory: 1/n for each of its n segments in `counted`, 0 elsewhere.
+
+        `counted` and the result are `[N]`, or `[N, K]` with separate weights in each column.
+        """
+        is_counted = counted.astype(np.float64)
+        if self.one_per_trajectory:
+            return is_counted
+        first_segment_of_trajectory = np.flatnonzero(self.number == 0)
+        counted_segments = np.add.reduceat(is_counted, first_segment_of_trajectory)[self.trajectory]
+        return np.divide(1.0, counted_segments, out=np.zeros(counted.shape), where=counted)

@@ -31,7 +31,7 @@ from typing import Any, Literal
 from verl_ext.core.chain import Step
 from verl_ext.core.schema import bounded
 from verl_ext.core.steps import Center, ScaleByMad, ScaleByStd, WeightedSum, Whiten
-from verl_ext.errors import Finding
+from verl_ext.errors import ConfigurationError, Finding
 from verl_ext.methods.method import Method
 from verl_ext.settings import VERL_NAMES, Settings
 
@@ -46,8 +46,8 @@ class GdpoSettings:
     scale: Literal["std", "mad", "none"] = "std"
     """Divisor of each reward in its group: `std` (standard deviation), `mad` (mean absolute deviation), or `none`."""
     epsilon: float | None = bounded(None, above=0.0)
-    """Constant added to the divisors. null: 0 in the group (1e-6 with `whiten=token`) and 1e-6 in the whitening.
-    NVIDIA's TRL code uses 1e-4."""
+    """Constant added to the divisors, with `whiten=token` in the group only. null: 0 in the group (1e-6 with
+    `whiten=token`) and 1e-6 in the whitening. NVIDIA's TRL code uses 1e-4."""
 
 
 def rule(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Finding]:
@@ -81,6 +81,7 @@ def steps_of(section: GdpoSettings, settings: Settings) -> Sequence[Step]:
     >>> chain(batch).advantages.round(3)
     array([ 1.332,  0.206, -0.769, -0.769])
     """
+    _check_epsilon(section, settings)
     group_epsilon = section.epsilon or (1e-6 if section.whiten == "token" else 0.0)
     steps: list[Step] = [Center()]
     if section.scale == "mad":
@@ -93,6 +94,24 @@ def steps_of(section: GdpoSettings, settings: Settings) -> Sequence[Step]:
     elif section.whiten == "token":
         steps.append(Whiten("token"))
     return steps
+
+
+def _check_epsilon(section: GdpoSettings, settings: Settings) -> None:
+    """Raise for an `epsilon` that no divisor uses: neither rewards nor sequences are divided by a deviation."""
+    divides_rewards = section.scale == "mad" or (section.scale == "std" and settings.norm_by_std)
+    whitens_sequences = section.whiten in (None, "sequence")
+    if section.epsilon is None or divides_rewards or whitens_sequences:
+        return
+    if section.scale == "none":
+        reason = "algorithm.gdpo.scale=none"
+        remedy = "algorithm.gdpo.scale=std or algorithm.gdpo.scale=mad"
+    else:
+        reason = "algorithm.norm_adv_by_std_in_grpo=False"
+        remedy = "algorithm.norm_adv_by_std_in_grpo=True or algorithm.gdpo.scale=mad"
+    raise ConfigurationError(
+        f"algorithm.gdpo.epsilon={section.epsilon} has no effect with {reason} and "
+        f"algorithm.gdpo.whiten={section.whiten}. Remove epsilon, or set {remedy} or algorithm.gdpo.whiten=sequence."
+    )
 
 
 GDPO = Method(

@@ -25,13 +25,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from verl_ext.core.chain import Step
-from verl_ext.core.history import Anchor, WeightByHistory
+from verl_ext.core.history import AnchorSettings, WeightByHistory
 from verl_ext.methods.method import Method
 from verl_ext.settings import Settings
 
 
 @dataclass(frozen=True)
-class HadwSettings(Anchor):
+class HadwSettings(AnchorSettings):
     """`algorithm.hadw`."""
 
     base: str = "grpo"
@@ -52,7 +52,7 @@ def steps_of(section: HadwSettings, _settings: Settings) -> Sequence[Step]:
     >>> round(second.metrics["capability_posterior"], 4)
     0.4625
     """
-    anchor_settings = {item.name: getattr(section, item.name) for item in fields(Anchor)}
+    anchor_settings = {item.name: getattr(section, item.name) for item in fields(AnchorSettings)}
     return (WeightByHistory(**anchor_settings),)
 
 
@@ -61,6 +61,6 @@ HADW = Method(
     summary="weights any base advantage by the distance of the prompt's accuracy from the model's capability",
     build=steps_of,
     settings=HadwSettings,
-    base="base",
+    base_setting="base",
     doc=__doc__,
 )

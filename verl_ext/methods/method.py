@@ -42,8 +42,8 @@ class Method:
     """What `+verl_ext=<name>` sets outside `algorithm`, for example the loss of the paper."""
     rule: Callable[[Settings, Callable[[str], Any]], Iterable[Finding]] = _no_findings
     """Yields findings about verl's configuration. The second argument reads an entry of it by its path."""
-    base: str | None = None
-    """The setting that names another method, whose steps come first, or None."""
+    base_setting: str | None = None
+    """The name of the setting that names another method, whose steps come first. None: the method has no base."""
     doc: str = ""
     """The docstring of the method's module. `show` prints its indented lines as the formula."""
 

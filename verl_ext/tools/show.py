@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_ext.core.chain import Chain
-from verl_ext.core.step_lists import as_list, step_settings
+from verl_ext.core.step_lists import as_list
 from verl_ext.errors import ConfigurationError
 from verl_ext.files import say
 from verl_ext.registry import ESTIMATORS, build, changed_sections, load, method_and_base, section_of
@@ -65,7 +65,7 @@ def _steps(chain: Chain) -> Iterator[str]:
         first_paragraph = (type(step).__doc__ or "").split("\n\n")[0]
         description = " ".join(first_paragraph.split())
         yield f"  {number}  {step.name.ljust(width)}  {description}"
-        settings = [f"{key}={as_text(value)}" for key, value in step_settings(step).items()]
+        settings = [f"{key}={as_text(value)}" for key, value in dataclasses.asdict(step).items()]
         if settings:
             yield f"     {' ' * width}  {', '.join(settings)}"
 

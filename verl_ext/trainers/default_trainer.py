@@ -15,7 +15,7 @@ import torch
 from verl_ext import hooks
 from verl_ext.advantages import group_filter, queue
 from verl_ext.advantages.estimator import computing
-from verl_ext.advantages.log import log_estimator_of_verl
+from verl_ext.advantages.log import record_step_of_verl_estimator
 from verl_ext.advantages.prompts import FIELDS, naming_prompts
 from verl_ext.advantages.table import Request, Table
 from verl_ext.core.row_index import dense, uids_of
@@ -104,7 +104,7 @@ class DefaultTrainer(TrainerMixin):
             with computing(run, table):
                 result = parent._compute_advantage(batch, metrics)
             if run.chain is None:
-                log_estimator_of_verl(run, table, functools.partial(_tensors, batch))
+                record_step_of_verl_estimator(run, table, functools.partial(_tensors, batch))
         run.metrics[MISSING] = missing
         run.add_metrics(metrics)
         return result

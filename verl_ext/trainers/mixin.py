@@ -17,7 +17,9 @@ from verl_ext.run import Run
 from verl_ext.run_config import uses_verl_ext
 
 REQUIRED_METHODS = ("__init__", "_save_checkpoint", "_load_checkpoint")
-"""The methods of `TrainerMixin` that every run needs. The other methods are for the faster update alone."""
+"""The methods of `TrainerMixin` that every run needs, so verl's trainers must have them with the same parameters.
+
+The other methods are for the faster update alone."""
 
 
 class TrainerMixin:
@@ -99,7 +101,8 @@ def config_of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def prepare_run(trainer: TrainerMixin, config: Any) -> Run | None:
     """Check the configuration, log what was found, and return the run. Return None if it uses nothing of verl_ext.
 
-    Raise if the run is rejected, or if the trainer would skip code of verl_ext that the run needs.
+    Raise if the run is rejected, or if a class of the trainer overrides a method of verl without calling it with
+    `super()`. Such a class would skip code of verl_ext that the run needs: see `overrides`.
     """
     run = check_run(config)
     if run is None:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 from verl_ext import hooks
 from verl_ext.advantages import data_proto
 from verl_ext.advantages.estimator import CURRENT, computing
-from verl_ext.advantages.log import log_estimator_of_verl
+from verl_ext.advantages.log import record_step_of_verl_estimator
 from verl_ext.advantages.prompts import FIELDS, naming_prompts
 from verl_ext.advantages.table import Request, Table
 from verl_ext.errors import IntegrationError
@@ -109,7 +109,7 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
         run.require_estimator_called()
         if run.chain is None:
             # `use_pf_ppo` returns a new batch of rows that were resampled from this batch.
-            log_estimator_of_verl(run, table, None if result is not data else lambda: data.batch)
+            record_step_of_verl_estimator(run, table, None if result is not data else lambda: data.batch)
     return result
 
 

@@ -97,6 +97,8 @@ COMPLETE = "a checkpoint without `data.pt` is incomplete, whether the save overw
 SHARED = "mini-batches that the data-parallel ranks cannot share are an error"
 NOT_REGISTERED = "an estimator that is not registered is a warning, whatever the order of its letters is"
 MEASURED = "`build` no longer rejects a list whose steps cancel each other: it is measured when a run starts"
+NO_DIVISOR = "`gdpo.epsilon` is an error if no divisor of the estimator uses it"
+LAST_BITS = "the weighted sum of the rewards is added in another order, so that an exact 0 may differ in the last bits"
 EXPECTED: tuple[tuple[str, str, str], ...] = (
     ("check/6 GPUs with batches for 8", "of batch 1", SHARED),
     ("check/6 GPUs with batches for 8 on the other trainer", "of batch 1", SHARED),
@@ -106,4 +108,6 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
     ("*", "[0].keys: only in the new version", RECORDED),
     ("*", "[0].weights: only in the new version", RECORDED),
     ("*", "[0].overwrites: only in the old version", COMPLETE),
+    ("*", "algorithm.gdpo.epsilon=", NO_DIVISOR),
+    *(("*", exponent, LAST_BITS) for exponent in ("e-16", "e-17", "e-18")),
 )

@@ -343,7 +343,7 @@ def test_a_finished_group_without_a_trajectory_is_an_error(read_keys, groups):
 
 def test_groups_without_scores_are_an_error(monkeypatch):
     rows = RowIndex.of_padding(np.zeros(2, dtype=bool))
-    monkeypatch.setattr(queue, "read_table", lambda *_, **__: Table(settings=None, rows=rows, labels=["q", "q"]))
+    monkeypatch.setattr(queue, "read_table", lambda *_, **__: Table(settings=None, row_index=rows, labels=["q", "q"]))
     buffer, _ = filtered_buffer({"q": GROUPS["q"]})
     with pytest.raises(IntegrationError, match=facts("scores", "algorithm.filter_groups.enable=False")):
         buffer._dapo_filtered_keys("train")
@@ -402,7 +402,7 @@ def test_a_mean_at_a_bound_of_accuracy_between_is_kept(accuracy, bounds, is_kept
     labels = ["a"] * len(accuracy)
     rows = RowIndex.of_padding(np.zeros(len(accuracy), dtype=bool))
     settings = Settings.parse({"rewards": {"accuracy_key": "acc"}}).rewards
-    table = Table(settings=settings, rows=rows, labels=labels, fields={"acc": accuracy})
+    table = Table(settings=settings, row_index=rows, labels=labels, fields={"acc": accuracy})
     too_hard, too_easy = group_filter.accuracy_between(Groups.of(labels), table.accuracy(), *bounds)
     is_dropped = bool(too_hard | too_easy)
     assert is_dropped != is_kept
@@ -489,5 +489,5 @@ def test_a_step_that_compares_sets_zero_variance_groups_to_0(monkeypatch):
     """In group a, the rewards cancel, so that every advantage is 0."""
     monkeypatch.setitem(STEPS, "compared", Compared)
     batch = Batch.of([[1, 0], [0, 1], [1, 0], [0, 0]], list("aabb"), keys=("x", "y"))
-    has_signal = group_filter.any_reward(batch, Chain((WeightedSum(), Compared())), None)
+    has_signal = group_filter.any_reward(batch, Chain((WeightedSum(), Compared())))
     assert has_signal.tolist() == [False, True]

@@ -157,8 +157,9 @@ def compute_outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
         result = variant.chain(batch, state)
         state = result.state
         advantages[rows] = result.advantages
-        if result.summed is not None:
-            contributions[rows], total[rows] = result.summed
+        if result.contributions is not None and result.total is not None:
+            contributions[rows] = result.contributions
+            total[rows] = result.total
     contribution_of_key = dict(zip(keys, contributions.T, strict=True))
     if named_keys is None:
         contribution_of_key = dict(rollouts.contributions)
