@@ -6,7 +6,7 @@ import pytest
 
 from tests.facts import says
 from verl_ext.checks.responses import LONG, TEMPLATES, RewardProbe, fill_template
-from verl_ext.checks.scoring import ScoringError
+from verl_ext.checks.scorer_process import ScoringError
 from verl_ext.checks.trial import Trial
 from verl_ext.checks.try_reward import constant_rewards, reward_of_template, tried_enough, unrewarded_ground_truths
 from verl_ext.settings import Settings
@@ -80,7 +80,7 @@ def test_a_row_that_is_rewarded_in_another_template_is_not_a_row_without_a_rewar
 
     probe = probe_of(function, ["42", "x^2", "7"])
     assert notes_of(probe) == []
-    assert says(reward_of_template(probe, "x"), "`42`", "3 of 3")
+    assert says(reward_of_template(probe, "x"), "`42`", "2 of 3", r"`\boxed{x^2}` of row 1 receives score=1.0")
 
 
 @pytest.mark.parametrize("pay", [0.0, 1.0])

@@ -145,7 +145,7 @@ def test_a_judge_that_failed_is_asked_again(monkeypatch):
             raise verdict
         return verdict
 
-    monkeypatch.setattr("verl_ext.rewards.boxed_math.JUDGE", SimpleNamespace(ask=ask))
+    monkeypatch.setattr("verl_ext.rewards.boxed_math.VERIFIER", SimpleNamespace(ask=ask))
     with pytest.raises(DataError):
         check_ground_truth("17.25")
     assert check_ground_truth("17.25") == "17.25"

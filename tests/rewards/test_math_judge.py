@@ -10,7 +10,7 @@ import pytest
 
 from tests.facts import facts
 from verl_ext.errors import ConfigurationError, VerlExtError
-from verl_ext.rewards.math_judge import Judge, NoVerdictError
+from verl_ext.rewards.math_judge import NoVerdictError, Verifier
 
 ENDLESS = "9^{9^{9^9}}"
 
@@ -40,7 +40,7 @@ def begun(folder):
 
 @pytest.fixture
 def judge():
-    made = Judge()
+    made = Verifier()
     yield made
     if made._idle:
         made._idle.end()
@@ -57,10 +57,10 @@ def run(script, *, cwd=None):
 
 INTERRUPTED = """
     import random, signal, threading, warnings
-    from verl_ext.rewards.math_judge import Judge
+    from verl_ext.rewards.math_judge import Verifier
 
     warnings.simplefilter("ignore", ResourceWarning)  # of what an interruption drops
-    judge, draw = Judge(), random.Random(1)
+    judge, draw = Verifier(), random.Random(1)
 
     def interrupt(*_):
         raise draw.choice([KeyboardInterrupt, TimeoutError, ValueError])
@@ -131,7 +131,7 @@ def test_a_process_that_hangs_is_an_error_and_is_replaced(fake_library, tmp_path
     assert judge.equal("5", "5", 5.0)
     (process,) = begun(tmp_path)
     os.kill(process, signal.SIGSTOP)
-    monkeypatch.setattr("verl_ext.rewards.math_judge._LEAST_WAIT", 0.1)
+    monkeypatch.setattr("verl_ext.rewards.math_judge._MIN_WALL_SECONDS", 0.1)
     with pytest.raises(VerlExtError, match=facts("0.5 s")):
         judge.equal("5", "5", 0.05)
     with pytest.raises(ProcessLookupError):
@@ -142,17 +142,17 @@ def test_a_process_that_hangs_is_an_error_and_is_replaced(fake_library, tmp_path
 def test_a_forked_process_has_a_judge_of_its_own():
     script = r"""
         import os
-        from verl_ext.rewards.math_judge import JUDGE
-        JUDGE.equal("5", "5", 5.0)
-        mine = JUDGE._idle.popen.pid
-        JUDGE._lock.acquire()  # as if another thread were asking
+        from verl_ext.rewards.math_judge import VERIFIER
+        VERIFIER.equal("5", "5", 5.0)
+        mine = VERIFIER._idle.popen.pid
+        VERIFIER._lock.acquire()  # as if another thread were asking
         child = os.fork()
         if not child:
-            right = JUDGE.equal("5", "5", 5.0) and JUDGE._idle.popen.pid != mine
+            right = VERIFIER.equal("5", "5", 5.0) and VERIFIER._idle.popen.pid != mine
             os._exit(0 if right else 1)
         status = os.waitpid(child, 0)[1]
-        JUDGE._lock.release()
-        print(status, JUDGE.equal("6", "5", 5.0), JUDGE._idle.popen.pid == mine)
+        VERIFIER._lock.release()
+        print(status, VERIFIER.equal("6", "5", 5.0), VERIFIER._idle.popen.pid == mine)
     """
     assert run(script) == "0 False True\n"
 
@@ -190,9 +190,9 @@ def test_a_file_of_the_working_folder_stands_in_for_no_library(tmp_path):
     script = """
         import os, sys
         sys.path.remove("")  # the caller's own imports are not in question
-        from verl_ext.rewards.math_judge import JUDGE
+        from verl_ext.rewards.math_judge import VERIFIER
         sys.path[:0] = ["", os.getcwd(), "link"]
-        print(JUDGE.equal("1/2", "0.5", 5.0))
+        print(VERIFIER.equal("1/2", "0.5", 5.0))
     """
     assert run(script, cwd=tmp_path) == "True\n"
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from verl_ext import __version__
 from verl_ext.core.chain import Chain, plain_state
-from verl_ext.errors import CheckpointError, reading
+from verl_ext.errors import CheckpointError, explaining_errors
 from verl_ext.files import replacing, sync_folder
 from verl_ext.run import Run
 
@@ -188,7 +188,7 @@ def _require_complete_step(home: Path) -> None:
     tracker = home / TRACKER
     if not tracker.exists():
         return
-    with reading(f"{tracker} (the file with the step to resume from)", CheckpointError):
+    with explaining_errors(f"{tracker} (the file with the step to resume from)", CheckpointError):
         text = tracker.read_text(errors="replace").strip()
     if text.isdecimal() and (home / f"{STEP_FOLDER}{text}" / DATA).is_file():
         return

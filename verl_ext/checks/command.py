@@ -24,7 +24,7 @@ from verl_ext.checks.rewards import known_components
 from verl_ext.checks.summary import describe, plan
 from verl_ext.checks.try_reward import try_reward
 from verl_ext.checks.verl_settings import old_sections
-from verl_ext.errors import ConfigurationError, Finding, VerlExtError, reading
+from verl_ext.errors import ConfigurationError, Finding, VerlExtError, explaining_errors
 from verl_ext.files import say
 from verl_ext.hooks import temporarily
 from verl_ext.run import Run
@@ -72,7 +72,9 @@ def _print_report(lines: Sequence[str], findings: Sequence[Finding], *, strict: 
 def _plan(run: Run) -> Report:
     """Return what the run will do, or the error that prevents the plan."""
     try:
-        with reading("The plan of the run", ConfigurationError, "computed", "Check the sections trainer and data."):
+        with explaining_errors(
+            "The plan of the run", ConfigurationError, "computed", "Check the sections trainer and data."
+        ):
             return plan(run)
     except ConfigurationError as error:
         return [], [Finding("error", str(error), "")]

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf, open_dict
 
-from verl_ext.errors import ConfigurationError, Finding, nearest, reading
+from verl_ext.errors import ConfigurationError, Finding, explaining_errors, nearest
 from verl_ext.registry import entries_read, sections
 from verl_ext.run_config import has_algorithm, select
 
@@ -72,7 +72,7 @@ def _initialized(folder: Path | None) -> Any:
 
 
 def _compose(name: str, overrides: list[str]) -> Any:
-    with reading(f"The configuration {name}", ConfigurationError, "composed"):
+    with explaining_errors(f"The configuration {name}", ConfigurationError, "composed"):
         try:
             return hydra.compose(name, overrides=overrides, return_hydra_config=True)
         except ConfigCompositionException as error:

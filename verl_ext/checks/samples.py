@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_ext.errors import DataError, Finding, listed, reading
+from verl_ext.errors import DataError, Finding, explaining_errors, listed
 from verl_ext.run_config import select
 
 COUNTED_PROMPTS = 1000
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 def read_responses(file: Path) -> list[list[str]]:
     """Read a JSONL file with one response per row: a string, or a list with the string of each turn."""
-    with reading(file):
+    with explaining_errors(file):
         lines = [json.loads(line) for line in file.read_text(encoding="utf-8").rstrip("\n").split("\n")]
         responses = [[line] if isinstance(line, str) else line for line in lines]
         for number, turns in enumerate(responses, start=1):
@@ -69,7 +69,7 @@ def sample(config: Any, setting: str, count: int, *, stratify: bool = True) -> S
         if setting == "data.val_files" and not Path(path).exists():
             continue  # the plan of the run has a note about it
         count_of_file = -(-count // len(paths)) if stratify else count
-        with reading(f"{setting}={path}", fix=fix):
+        with explaining_errors(f"{setting}={path}", fix=fix):
             of_file = _sample_of_file(config, path, count_of_file, stratify, fix)
         result.rows.update(of_file.rows)
         result.prompts.extend(of_file.prompts)

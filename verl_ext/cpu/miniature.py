@@ -6,8 +6,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_ext.conf import FILES, read_yaml
-from verl_ext.errors import ConfigurationError, reading
+from verl_ext.conf import PRESET_FOLDER, read_yaml
+from verl_ext.errors import ConfigurationError, explaining_errors
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 SMALL |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 4)
@@ -38,7 +38,7 @@ def make_model(config: Any, place: str, folder: Path) -> Any:
     model = OmegaConf.select(config, place)
     trusted = {"trust_remote_code": bool(model.get("trust_remote_code"))}
     fix = f"Set {place}.path to a model whose configuration and tokenizer are on this machine or can be downloaded."
-    with reading(f"{place}.path={model.path}", ConfigurationError, fix=fix):
+    with explaining_errors(f"{place}.path={model.path}", ConfigurationError, fix=fix):
         given = AutoConfig.from_pretrained(model.get("hf_config_path") or model.path, **trusted)
         tokenizer = AutoTokenizer.from_pretrained(model.get("tokenizer_path") or model.path, **trusted)
         if hasattr(given, "vision_config") or hasattr(given, "audio_config"):
@@ -51,7 +51,7 @@ def make_model(config: Any, place: str, folder: Path) -> Any:
         made = AutoModelForCausalLM.from_config(small, dtype=torch.float32, **trusted)
         check_model(made)
     fix = "Set trainer.default_local_dir to a folder with enough free space."
-    with reading(f"The folder {folder} of trainer.default_local_dir", ConfigurationError, "written", fix):
+    with explaining_errors(f"The folder {folder} of trainer.default_local_dir", ConfigurationError, "written", fix):
         made.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return tokenizer
@@ -73,7 +73,7 @@ def rehearsed(config: Any, folder: Path, responses: Path | None) -> tuple[Any, l
             OmegaConf.update(config, path, value)
     OmegaConf.resolve(config.reward)
     apart = OmegaConf.select(config, "trainer.v1.trainer_mode") == "separate_async"
-    presets = [read_yaml(FILES / f"{name}.yaml") for name in ("cpu", "separate_async")[: 1 + apart]]
+    presets = [read_yaml(PRESET_FOLDER / f"{name}.yaml") for name in ("cpu", "separate_async")[: 1 + apart]]
     config = OmegaConf.merge(config, *presets, layer["replaced"])
     rollout = config.actor_rollout_ref.rollout
     rollout.n = min(rollout.n, 4)

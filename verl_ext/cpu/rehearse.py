@@ -29,7 +29,7 @@ from verl_ext.checks.samples import sample
 from verl_ext.cpu import session
 from verl_ext.cpu.miniature import make_model, rehearsed
 from verl_ext.cpu.patches import REHEARSAL
-from verl_ext.errors import ConfigurationError, listed, reading
+from verl_ext.errors import ConfigurationError, explaining_errors, listed
 from verl_ext.files import METRICS, json_lines, say
 from verl_ext.run_config import select
 
@@ -115,7 +115,7 @@ def of_prompt(user: Any, tokenizer: Any, template: Any) -> Iterator[Line]:
     (row,) = sample(user, "data.train_files", 1, stratify=False).rows.values()
     messages, words = row[user.data.prompt_key], user.data.get("apply_chat_template_kwargs") or {}
     fix = f"Set {CHAT_TEMPLATE} to a template that accepts the messages of the first row of data.train_files."
-    with reading("The tokenizer's chat template", ConfigurationError, "applied", fix):
+    with explaining_errors("The tokenizer's chat template", ConfigurationError, "applied", fix):
         text = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template, **words)
     if lost := [message["role"] for message in messages if str(message["content"] or "").strip() not in text]:
         text = f"The tokenizer's chat template drops messages of the first prompt, with the roles {listed(lost)}."
@@ -128,7 +128,7 @@ def emptied(folder: Path) -> TextIO:
     Raise if the folder was not created by a rehearsal, or if another rehearsal is running in it.
     """
     fix = "Set trainer.default_local_dir to a folder that can be written."
-    with reading(f"The folder {folder} of trainer.default_local_dir", ConfigurationError, "written", fix):
+    with explaining_errors(f"The folder {folder} of trainer.default_local_dir", ConfigurationError, "written", fix):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not (folder / MARKER).exists():
             raise ConfigurationError(

@@ -11,7 +11,7 @@ import numpy as np
 
 from verl_ext.core.groups import Array
 from verl_ext.core.metrics import reward_contributions
-from verl_ext.errors import ConfigurationError, DataError, reading
+from verl_ext.errors import ConfigurationError, DataError, explaining_errors
 from verl_ext.files import say
 from verl_ext.settings import Settings
 from verl_ext.tools.compare import variants
@@ -37,7 +37,7 @@ LEVEL = """\
 
 def compare(options: argparse.Namespace) -> int:
     """Print the tables, and write the advantages if asked to."""
-    with reading(options.rollouts):
+    with explaining_errors(options.rollouts):
         rollouts = read_rollouts(options.rollouts, options.prompt)
     compared, common = variants.parse(options.variants, rollouts)
     rubrics = {key for variant in compared for key in variant.settings.rewards.rubrics or ()}

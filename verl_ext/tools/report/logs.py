@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_ext.errors import DataError, listed, reading
+from verl_ext.errors import DataError, explaining_errors, listed
 from verl_ext.files import METRICS, json_lines
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def read_log(path: Path) -> Log:
         if record is None or not {"step", "data"} <= record.keys():
             torn += 1
             continue
-        with reading(f"{path}:{number}"):
+        with explaining_errors(f"{path}:{number}"):
             step = int(float(record["step"]))
             data = {name: float(value) for name, value in record["data"].items() if isinstance(value, int | float)}
         if kept and step < kept[-1][0]:
