@@ -136,7 +136,8 @@ def _require_function(config: Any) -> None:
         return
     name = str(select(config, f"{FUNCTION}.name"))
     source = Path(path).read_text("utf-8", "replace")
-    if not re.search(rf"\b{re.escape(name)}\b|import \*", source):
+    words_of_source = re.findall(r"\w+", source)
+    if name not in words_of_source and "import *" not in source:
         valid = re.findall(r"^(?:async )?def (\w+)", source, re.M)
         raise ConfigurationError(f"{FUNCTION}.name: {unknown('function', name, valid)} in {path}.")
 

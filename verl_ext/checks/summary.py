@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from verl_ext import __version__
 from verl_ext.checks.rewards import accuracy_of
-from verl_ext.checks.samples import batches, files_of, without_prompts
+from verl_ext.checks.samples import batches, files_of, has_custom_dataset, without_prompts
 from verl_ext.core.chain import Step
 from verl_ext.errors import ConfigurationError, Finding, explaining_errors
 from verl_ext.names import owner
@@ -230,7 +230,7 @@ def _resumed_checkpoint(trainer: Any) -> str | None:
 
 def _training_rows(config: Any) -> int | None:
     """Return the number of rows of the training data before filtering; None if it is not known."""
-    if select(config, "data.custom_cls.path") is not None:  # its class may make other rows of the files
+    if has_custom_dataset(config):
         return None
     with suppress(OSError, ValueError):
         rows: int = sum(batches(path, [])[0] for path in files_of(config, "data.train_files"))

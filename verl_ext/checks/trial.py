@@ -65,7 +65,7 @@ def collect(run: Run, options: argparse.Namespace, deadline: float) -> Trial:
     validation = sample(run.config, "data.val_files", 1)
     prompts = PromptLengths(run.config)
     prompts.count(training.prompts)
-    findings = [*training.findings, *_unused_responses(len(responses), len(training.rows))]
+    findings = [*training.findings, *_unused_responses(len(responses), options, len(training.rows))]
     exit_on_signals()  # so that the scorer ends its process
     with closing(Scorer(run.config, options.seconds, deadline, accepts_nan=run.chain is not None)) as scorer:
         is_expensive = _is_expensive(run, scorer)
@@ -107,15 +107,19 @@ def _require_options(run: Run, options: argparse.Namespace) -> None:
             )
 
 
-def _unused_responses(responses: int, rows: int) -> Iterator[Finding]:
+def _unused_responses(responses: int, options: argparse.Namespace, rows: int) -> Iterator[Finding]:
     """Yield a note if the file of `--responses` has more responses than training rows were chosen."""
-    if responses > rows:
-        yield Finding(
-            "note",
-            f"--responses has {responses:,} responses, but only {rows:,} rows of data.train_files are tried, so the "
-            "other responses are not scored.",
-            f"Set --rows={responses}, or remove the responses after line {rows}.",
-        )
+    if responses <= rows:
+        return
+    fix = f"Set --rows={responses} to score all of them."
+    if options.rows > rows:
+        fix = "Write one response for each row of the first file of data.train_files, in the same order."
+    yield Finding(
+        "note",
+        f"--responses has {responses:,} responses, but only {rows:,} rows of data.train_files are tried, so the other "
+        "responses are not scored.",
+        fix,
+    )
 
 
 def _is_expensive(run: Run, scorer: Scorer) -> bool:
