@@ -72,12 +72,14 @@ def filter_by_score(run: Run) -> Iterator[Finding]:
     if run.chain is None or not run.chain.per_reward or run.filter_metric != "reward":
         return
     rewards = run.settings.rewards
-    supports_any_reward = uses_default_trainer(run.config) and not rewards.per_turn and not rewards.rubrics
+    fix = filter_by_accuracy(run)
+    if uses_default_trainer(run.config) and not rewards.per_turn and not rewards.rubrics:
+        fix = f"Set {FILTER}.metric={ANY_REWARD}."
     yield Finding(
         "warning",
         f"{FILTER}.metric=reward drops groups whose responses have equal scores. {run.name} learns from such a group, "
         "except where the rewards of the group cancel.",
-        f"Set {FILTER}.metric={ANY_REWARD}." if supports_any_reward else filter_by_accuracy(run),
+        fix,
     )
 
 

@@ -114,9 +114,12 @@ def _lacks_what_is_added_later(trial: Trial, run: Run) -> bool:
     Others are a custom reward manager, the rollout, and verl, which adds the fields that custom steps read.
     """
     fields_of_steps = () if run.chain is None else run.chain.needs_fields
-    missing = {*(run.settings.rewards.keys or ()), *fields_of_steps} - trial.columns.keys()
+    keys = run.settings.rewards.keys or ()
+    missing = {*keys, *fields_of_steps} - trial.columns.keys()
+    if not missing:
+        return False
     added_by_verl = {*ADDED_BY_ROLLOUT, *fields_of_steps}
-    return bool(missing) and (_manager_may_add(run) or not missing.isdisjoint(added_by_verl))
+    return _manager_may_add(run) or not missing.isdisjoint(added_by_verl)
 
 
 def _table_of(trial: Trial, run: Run) -> Table:

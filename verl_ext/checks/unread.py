@@ -1,6 +1,7 @@
 """Settings that verl accepts and does not read, as tables. This file and `managers` need nothing else of verl_ext.
 
-The functions take the settings that the user has written, by path, because a default of verl is no mistake.
+The functions take the settings that the user has written, by path, because a default of verl is no mistake. The paths
+below repeat some of `run_config`, which a contract in pyproject.toml keeps this file from importing.
 """
 
 from __future__ import annotations
