@@ -67,6 +67,13 @@ def test_earlier_rows_are_scored_in_a_template_that_is_found_later():
     assert "receive score=1.0 in 2 of 3 rows." in reward_of_template(probe, "x")
 
 
+def test_a_ground_truth_without_entries_is_scored_in_a_template_for_first_entries():
+    probe = probe_of_rows({"1": 1.0, "#### 2": 0.5}, [["1"], "2"])
+    assert probe.best_template["x"].kind == "{first}"
+    assert probe.rows["x"][1].in_template("{first}").text == "2"
+    assert probe.rows["x"][1].best.text == "#### 2"
+
+
 def test_a_template_is_found_after_a_row_that_only_the_user_answers():
     probe = probe_of_rows({"by the user": 1.0, "#### 2": 1.0}, ["1", "2"], user_texts=["by the user"])
     assert probe.rewarded_by_file == {"x"}

@@ -151,8 +151,9 @@ class RewardProbe:
     3. The user's response to this row, from the file of `--responses`.
     4. The ground truth in all other templates, if the first one does not receive all that it can (`_needs_search`). All
        templates are tried on at most `SEARCHED_ROWS` rows of a data source.
-    5. If this row is rewarded more, in another template, than the best template so far: this template is the best one
-       from now on. A long response is scored in it, and so are the ground truths of the earlier rows.
+    5. If this row is rewarded more, in another template, than the best template so far, this template is the best one
+       from now on, and a long response is scored in it. Then each row of the data source that lacks a response in the
+       best template gets one.
 
     A row without a ground truth has only the second and the third response. If the function is expensive, only the
     first of `TEMPLATES` and the custom ones are tried, and no long response.
@@ -218,6 +219,7 @@ class RewardProbe:
         self.rows.setdefault(source, []).append(ScoredRow(scored, best or from_truth[0]))
         if best is not None:
             self._remember_template(best, truth)
+        self._complete_rows(source)
 
     def _ordered_templates(self, source: str, truth: Any) -> list[str]:
         """Return the templates for a ground truth. The best one of the data source comes first, if it is known."""
@@ -249,22 +251,28 @@ class RewardProbe:
         self.best_template[response.data_source] = response
         if isinstance(truth, str) and not self.is_expensive:
             self._score_long_response(response, truth)
-        for row in self.rows[response.data_source]:
-            if row.in_template(response.kind) is None:
-                self._score_in_template(row, response.kind)
 
     def _score_long_response(self, response: Response, truth: str) -> None:
         """Score a long response, on which a regular expression may try every way to divide it."""
         long_truth = (truth * LONG_LENGTH)[:LONG_LENGTH] + " ?"
         self._score(replace(response, kind=LONG, text=fill_template(response.kind, long_truth)))
 
-    def _score_in_template(self, row: ScoredRow, template: str) -> None:
-        """Score the ground truth of an earlier row in another template."""
-        truth = self.tried_rows[row.best.place]["reward_model"]["ground_truth"]
-        response = replace(row.best, kind=template, text=fill_template(template, truth))
-        if self._score(response):
-            row.from_truth.append(response)
-            row.best = self._best(row.from_truth) or row.best
+    def _complete_rows(self, source: str) -> None:
+        """Score the ground truths of a data source in its best template, if they were scored only in others.
+
+        These are the earlier rows if a later row has found the template. If the template takes the first entry of a
+        structure, a ground truth that is no structure is scored here, too.
+        """
+        best = self.best_template.get(source)
+        if best is None:
+            return
+        for row in self.rows[source]:
+            truth = self.tried_rows[row.best.place]["reward_model"]["ground_truth"]
+            response = replace(row.best, kind=best.kind, text=fill_template(best.kind, truth))
+            is_known = row.in_template(best.kind) is not None or response in self.failed
+            if not is_known and self._score(response):
+                row.from_truth.append(response)
+                row.best = self._best(row.from_truth) or row.best
 
     def _score_all(self, responses: Sequence[Response]) -> bool:
         """Score responses up to the first one that fails; return whether none has failed."""
