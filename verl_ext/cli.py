@@ -58,8 +58,8 @@ def add_reward_trial(parser: Parser) -> None:
         "--responses",
         type=Path,
         metavar="FILE",
-        help="JSONL file with one response per row: a string, or a list of strings for a multi-turn session "
-        "(default: only responses made from the ground truth are scored)",
+        help="JSONL file with one response per row: a string, or a list of strings for a multi-turn session, whose "
+        "turns are scored as one text (default: only responses made from the ground truth are scored)",
     )
     parser.add_argument(
         "--answer-template",
@@ -74,7 +74,8 @@ def add_reward_trial(parser: Parser) -> None:
         type=float,
         default=20,
         metavar="S",
-        help="timeout per response in seconds (default: %(default)s)",
+        help="timeout per response in seconds; ten times as long until the first response is scored "
+        "(default: %(default)s)",
     )
 
 
@@ -94,7 +95,8 @@ def add_check(parser: Parser) -> None:
         type=int,
         default=8,
         metavar="N",
-        help="number of training rows to score with --try-reward (default: %(default)s)",
+        help="number of training rows to score with --try-reward, at least one of each file and each data_source, in "
+        "addition to one row of each validation file (default: %(default)s)",
     )
     add_reward_trial(parser)
 

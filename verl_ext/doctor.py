@@ -22,7 +22,7 @@ PLUGIN = "verl_ext.plugin"
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 REQUIRED = ("numpy", "torch", "verl")
 """Packages without which verl_ext or verl cannot be imported."""
-OPTIONAL = {
+OTHER_PACKAGES = {
     "ray": "Install it, because verl needs it",
     "TransferQueue": "Install it if runs use verl's default trainer",
     "tensordict": "Install it, because verl needs it",
@@ -30,7 +30,10 @@ OPTIONAL = {
     "vllm": "Install it if runs in this environment use actor_rollout_ref.rollout.name=vllm",
     "flash-attn": "Install it if runs in this environment use a GPU, because verl's default attention needs it",
 }
-"""Other packages of a run, with what to do if they are not installed."""
+"""Other packages of a run, with what to do if they are not installed.
+
+A missing package is only a note. If verl cannot be imported without it, that is an error of `REQUIRED`.
+"""
 REINSTALL = "The installation of verl_ext is incomplete. Repeat your pip install with --force-reinstall --no-deps."
 
 Line = tuple[str, str, str]
@@ -70,8 +73,6 @@ def _required() -> Iterator[Line]:
     for package in REQUIRED:
         try:
             module: Any = importlib.import_module(package)
-            # A folder called verl has no version.
-            yield "ok", package, f"{module.__version__} in {os.path.dirname(module.__file__ or '')}"
         except Exception as error:  # noqa: BLE001 - report any failure
             text = f"The package cannot be imported ({error!r})."
             fix = "Fix this error, and run doctor again."
@@ -79,10 +80,21 @@ def _required() -> Iterator[Line]:
                 text = "The package is not installed."
                 fix = "Install it with: pip install 'verl_ext[verl]'"
             yield "error", package, f"{text} {fix}"
+        else:
+            yield _version(package, module)
+
+
+def _version(package: str, module: Any) -> Line:
+    """Report the version of an imported package. A folder of the same name can be imported, but has no version."""
+    if not hasattr(module, "__version__"):
+        folders = ", ".join(map(str, getattr(module, "__path__", ())))
+        text = f"The module {package} has no version, so it is probably only a folder of this name ({folders})."
+        return "error", package, f"{text} Run doctor in another folder, or remove the folder from PYTHONPATH."
+    return "ok", package, f"{module.__version__} in {os.path.dirname(module.__file__ or '')}"
 
 
 def _optional() -> Iterator[Line]:
-    for package, fix in OPTIONAL.items():
+    for package, fix in OTHER_PACKAGES.items():
         try:
             yield "ok", package, version(package)
         except PackageNotFoundError:

@@ -51,14 +51,21 @@ class Finding(NamedTuple):
         return f"{self.text} {self.fix}".rstrip()
 
 
+class SignalExit(SystemExit):
+    """The exit of this process because of a signal, which no error of a file may replace."""
+
+
 @contextmanager
-def reading(place: object, kind: type[VerlExtError] = DataError, done: str = "read", fix: str = "") -> Iterator[None]:
-    """Turn any exception that a user's file or code causes into an error that names the place.
+def explaining_errors(
+    subject: object, error_class: type[VerlExtError] = DataError, verb: str = "read", fix: str = ""
+) -> Iterator[None]:
+    """Turn any exception that a user's file or code causes into an error that says what cannot be done.
 
-    `fix` is a sentence that says what to do. A KeyError of verl_ext's own code is raised as it is, because it is a bug
-    and not a mistake in the file.
+    The message is "SUBJECT cannot be VERB (the exception). FIX", and `fix` is a sentence that says what to do. If the
+    last line that ran is of verl_ext and raised a KeyError, it is raised as it is. It is a bug of verl_ext, for example
+    a dictionary without an entry, and not a mistake in the file. The exit of a signal is raised as it is, too.
 
-    >>> with reading("a.txt:3"):
+    >>> with explaining_errors("a.txt:3"):
     ...     int("x")
     Traceback (most recent call last):
     ...
@@ -66,15 +73,15 @@ def reading(place: object, kind: type[VerlExtError] = DataError, done: str = "re
     """
     try:
         yield
-    except VerlExtError:
+    except (VerlExtError, SignalExit):
         raise
     except (Exception, SystemExit) as error:
-        frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if isinstance(error, KeyError) and frames[-1].startswith("verl_ext."):
+        modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if isinstance(error, KeyError) and modules[-1].startswith("verl_ext."):
             raise
         text = " ".join(str(error).split())[:500]
-        message = f"{place} cannot be {done} ({type(error).__name__}: {text}). {fix}"
-        raise kind(message.rstrip()) from error
+        message = f"{subject} cannot be {verb} ({type(error).__name__}: {text}). {fix}"
+        raise error_class(message.rstrip()) from error
 
 
 def listed(names: Iterable[object]) -> str:

@@ -1,13 +1,14 @@
-"""Read and write files, and print what was read from them."""
+"""Write and read files, print what was read from them, and end a process so that its files are closed."""
 
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
+
+from verl_ext.errors import SignalExit
 
 Table = list[tuple[str, ...]]
 """A table as rows of text. The first row is the header."""
@@ -67,7 +68,11 @@ def exit_on_signals() -> None:
     """End this process cleanly at a signal: files and pipes are closed, and the exit status is 128 + the number."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+            signal.signal(number, _exit_on_signal)
+
+
+def _exit_on_signal(number: int, _frame: object) -> None:
+    raise SignalExit(128 + number)
 
 
 def say(text: str, file: TextIO | None = None) -> None:

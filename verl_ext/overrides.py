@@ -1,7 +1,8 @@
 """Check that the methods of a subclass call the methods of verl_ext that they override.
 
-The code of a method decides. If it contains the name of the overridden method, it counts as a call. The code of
-functions that a decorator or a closure holds is read as well.
+Python calls such methods overriding methods; Hydra's overrides have nothing to do with this file. The code of a method
+decides. If it contains the name of the overridden method, it counts as a call. The code of functions that a decorator
+or a closure holds is read as well.
 """
 
 import functools
@@ -83,8 +84,8 @@ def _held_by(item: Any) -> Iterator[Any]:
 
 
 def _mentions(code: CodeType, name: str) -> bool:
-    """Return whether a function, or a function that is defined in it, uses the name of an attribute."""
-    if name in code.co_names:
+    """Return whether a function, or a function in it, uses a name: as an attribute, or as text for `getattr`."""
+    if name in code.co_names or name in code.co_consts:
         return True
     inner_functions = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return any(_mentions(inner, name) for inner in inner_functions)

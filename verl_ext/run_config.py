@@ -9,9 +9,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_ext import rewards
-from verl_ext.conf import PRESET_NAMES
+from verl_ext.conf import SELECTED_PRESETS
 from verl_ext.core.schema import parse_dataclass
-from verl_ext.errors import ConfigurationError, reading
+from verl_ext.errors import ConfigurationError, explaining_errors
 from verl_ext.names import computed_by_verl_ext, registered_by_other_package
 from verl_ext.registry import default_section, entries_read, sections
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, COMMON, VERL_NAMES, Settings, entries_set
@@ -44,7 +44,7 @@ def entries_in_use(config: Any) -> Iterator[str]:
     """
     if computed_by_verl_ext(estimator_name(config)):
         yield ESTIMATOR
-    for path in (PRESET_NAMES, "algorithm.verl_ext"):
+    for path in (SELECTED_PRESETS, "algorithm.verl_ext"):
         if select(config, path):
             yield path
     if select(config, f"{FILTER}.enable") and select(config, f"{FILTER}.metric") in (ANY_REWARD, ACCURACY_BETWEEN):
@@ -66,7 +66,7 @@ def sections_in_use(algorithm: Any) -> Iterator[str]:
     for name, kind in sections().items():
         if name not in present or registered_by_other_package(name):
             continue
-        with suppress(ConfigurationError), reading(name, ConfigurationError):
+        with suppress(ConfigurationError), explaining_errors(name, ConfigurationError):
             section = _read_section(algorithm.get(name), name, kind)
             if section != default_section(kind):
                 yield name
@@ -83,6 +83,11 @@ def reward_module(config: Any) -> str | None:
     path = str(select(config, f"{FUNCTION}.path"))
     package, _, name = path.removeprefix("pkg://").replace("/", ".").rpartition(".")
     return name if package == rewards.__name__ else None
+
+
+def uses_default_trainer(config: Any) -> bool:
+    """Return whether a run uses verl's default trainer. verl tests the truth value of `trainer.use_v1`, as here."""
+    return bool(select(config, "trainer.use_v1"))
 
 
 def read_settings(config: Any) -> Settings:
@@ -126,7 +131,7 @@ def _entries_of(config: Any) -> dict[str, Any]:
     present = {*config.algorithm}  # OmegaConf is slow at looking up a missing entry
     for name in entries_read():
         if name in present and not registered_by_other_package(name):  # otherwise another package reads the section
-            with reading(f"algorithm.{name}", ConfigurationError):
+            with explaining_errors(f"algorithm.{name}", ConfigurationError):
                 algorithm[name] = resolved(config.algorithm.get(name))
     return algorithm
 
@@ -138,7 +143,7 @@ def resolved(value: Any) -> Any:
 
 def select(config: Any, path: str) -> Any:
     """Return an entry of a configuration, or None if it is missing or only the trainer's process can resolve it."""
-    with reading(path, ConfigurationError):
+    with explaining_errors(path, ConfigurationError):
         return OmegaConf.select(config, path, throw_on_resolution_failure=False)
 
 

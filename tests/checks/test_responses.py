@@ -6,7 +6,7 @@ import pytest
 
 from tests.facts import says
 from verl_ext.checks.responses import LONG, TEMPLATES, RewardProbe, fill_template
-from verl_ext.checks.scoring import ScoringError
+from verl_ext.checks.scorer_process import ScoringError
 from verl_ext.checks.trial import Trial
 from verl_ext.checks.try_reward import constant_rewards, reward_of_template, tried_enough, unrewarded_ground_truths
 from verl_ext.settings import Settings
@@ -132,7 +132,7 @@ def test_row_that_is_rewarded_in_another_template_counts_as_rewarded():
 
     probe = probe_of(rewards_boxed_formulas, ["42", "x^2", "7"])
     assert notes_of(probe) == []
-    assert says(reward_of_template(probe, "x"), "`42`", "3 of 3")
+    assert says(reward_of_template(probe, "x"), "`42`", "2 of 3", r"`\boxed{x^2}` of row 1 receives score=1.0")
 
 
 def test_each_data_source_has_its_own_template():

@@ -184,7 +184,7 @@ class JudgeThatFailsOnce:
 
 
 def test_ground_truth_is_checked_again_after_a_failure_of_the_judge(monkeypatch):
-    monkeypatch.setattr("verl_ext.rewards.boxed_math.JUDGE", JudgeThatFailsOnce())
+    monkeypatch.setattr("verl_ext.rewards.boxed_math.VERIFIER", JudgeThatFailsOnce())
     with pytest.raises(DataError):
         check_ground_truth("17.25")
     assert check_ground_truth("17.25") == "17.25"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.facts import facts
 from verl_ext.errors import ConfigurationError, VerlExtError
-from verl_ext.rewards.math_judge import Judge, NoVerdictError
+from verl_ext.rewards.math_judge import NoVerdictError, Verifier
 
 ENDLESS = "9^{9^{9^9}}"
 
@@ -41,7 +41,7 @@ def processes_that_loaded_it(folder):
 
 @pytest.fixture
 def judge():
-    new_judge = Judge()
+    new_judge = Verifier()
     yield new_judge
     if new_judge._idle:
         new_judge._idle.end()
@@ -60,10 +60,10 @@ def run(script, *, cwd=None):
 
 INTERRUPTED = """
     import random, signal, threading, warnings
-    from verl_ext.rewards.math_judge import Judge
+    from verl_ext.rewards.math_judge import Verifier
 
     warnings.simplefilter("ignore", ResourceWarning)  # of what an interruption drops
-    judge, draw = Judge(), random.Random(1)
+    judge, draw = Verifier(), random.Random(1)
 
     def interrupt(*_):
         raise draw.choice([KeyboardInterrupt, TimeoutError, ValueError])
@@ -134,7 +134,7 @@ def test_stopped_process_is_an_error_and_is_replaced(fake_library, tmp_path, jud
     assert judge.equal("5", "5", 5.0)
     (process,) = processes_that_loaded_it(tmp_path)
     os.kill(process, signal.SIGSTOP)
-    monkeypatch.setattr("verl_ext.rewards.math_judge._LEAST_WAIT", 0.1)
+    monkeypatch.setattr("verl_ext.rewards.math_judge._MIN_WALL_SECONDS", 0.1)
     with pytest.raises(VerlExtError, match=facts("0.5 s")):
         judge.equal("5", "5", 0.05)
     with pytest.raises(ProcessLookupError):
@@ -145,17 +145,17 @@ def test_stopped_process_is_an_error_and_is_replaced(fake_library, tmp_path, jud
 def test_forked_process_has_its_own_judge():
     script = r"""
         import os
-        from verl_ext.rewards.math_judge import JUDGE
-        JUDGE.equal("5", "5", 5.0)
-        process_of_parent = JUDGE._idle.popen.pid
-        JUDGE._lock.acquire()  # as if another thread were asking
+        from verl_ext.rewards.math_judge import VERIFIER
+        VERIFIER.equal("5", "5", 5.0)
+        process_of_parent = VERIFIER._idle.popen.pid
+        VERIFIER._lock.acquire()  # as if another thread were asking
         child = os.fork()
         if not child:
-            is_equal = JUDGE.equal("5", "5", 5.0)
-            os._exit(0 if is_equal and JUDGE._idle.popen.pid != process_of_parent else 1)
+            is_equal = VERIFIER.equal("5", "5", 5.0)
+            os._exit(0 if is_equal and VERIFIER._idle.popen.pid != process_of_parent else 1)
         status = os.waitpid(child, 0)[1]
-        JUDGE._lock.release()
-        print(status, JUDGE.equal("6", "5", 5.0), JUDGE._idle.popen.pid == process_of_parent)
+        VERIFIER._lock.release()
+        print(status, VERIFIER.equal("6", "5", 5.0), VERIFIER._idle.popen.pid == process_of_parent)
     """
     assert run(script) == "0 False True\n"
 
@@ -201,9 +201,9 @@ def test_file_of_the_working_folder_does_not_replace_a_library(tmp_path):
     script = """
         import os, sys
         sys.path.remove("")  # so that the caller itself imports no file of the folder
-        from verl_ext.rewards.math_judge import JUDGE
+        from verl_ext.rewards.math_judge import VERIFIER
         sys.path[:0] = ["", os.getcwd(), "link"]
-        print(JUDGE.equal("1/2", "0.5", 5.0))
+        print(VERIFIER.equal("1/2", "0.5", 5.0))
     """
     assert run(script, cwd=tmp_path) == "True\n"
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from verl_ext import __version__
 from verl_ext.core.chain import Chain, plain_state
-from verl_ext.errors import CheckpointError, listed, reading
+from verl_ext.errors import CheckpointError, explaining_errors, listed
 from verl_ext.files import replacing, sync_folder
 from verl_ext.run import Run
 
@@ -193,7 +193,7 @@ def _require_complete_step(home: Path) -> None:
     tracker = home / TRACKER
     if not tracker.exists():
         return
-    with reading(f"{tracker} (the file with the step to resume from)", CheckpointError):
+    with explaining_errors(f"{tracker} (the file with the step to resume from)", CheckpointError):
         text = tracker.read_text(errors="replace").strip()
     if text.isdecimal() and (home / f"{STEP_FOLDER}{text}" / DATA).is_file():
         return

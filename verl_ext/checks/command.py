@@ -24,7 +24,7 @@ from verl_ext.checks.rewards import known_components
 from verl_ext.checks.summary import describe, plan
 from verl_ext.checks.try_reward import try_reward
 from verl_ext.checks.verl_settings import old_sections
-from verl_ext.errors import ConfigurationError, Finding, VerlExtError, reading
+from verl_ext.errors import ConfigurationError, Finding, VerlExtError, explaining_errors
 from verl_ext.files import say
 from verl_ext.hooks import temporarily
 from verl_ext.run import Run
@@ -47,7 +47,7 @@ def check(options: argparse.Namespace, *, deadline: float = math.inf) -> int:
         for part in (_plan(run), _rewards(run, options, deadline)):
             lines += part[0]
             findings += part[1]
-        findings += misspelled_additions(options.overrides)
+        findings += [*misspelled_additions(options.overrides), *_unused_options(options)]
     return _print_report(lines, findings, strict=options.strict)
 
 
@@ -56,9 +56,9 @@ def _print_report(lines: Sequence[str], findings: Sequence[Finding], *, strict: 
     findings = list(dict.fromkeys(findings))  # the rules and the trial may find the same error
     counts = []
     for severity in SEVERITIES:
-        found = [finding for finding in findings if finding.severity == severity]
-        lines = [*lines, *(f"{severity}: {finding}" for finding in found)]
-        counts.append(f"{len(found)} {severity}{'' if len(found) == 1 else 's'}")
+        of_severity = [finding for finding in findings if finding.severity == severity]
+        lines = [*lines, *(f"{severity}: {finding}" for finding in of_severity)]
+        counts.append(f"{len(of_severity)} {severity}{'' if len(of_severity) == 1 else 's'}")
     if any(finding.severity == "error" for finding in findings):
         result = "rejected"
     elif strict and findings:
@@ -72,7 +72,9 @@ def _print_report(lines: Sequence[str], findings: Sequence[Finding], *, strict: 
 def _plan(run: Run) -> Report:
     """Return what the run will do, or the error that prevents the plan."""
     try:
-        with reading("The plan of the run", ConfigurationError, "computed", "Check the sections trainer and data."):
+        with explaining_errors(
+            "The plan of the run", ConfigurationError, "computed", "Check the sections trainer and data."
+        ):
             return plan(run)
     except ConfigurationError as error:
         return [], [Finding("error", str(error), "")]
@@ -89,6 +91,17 @@ def _rewards(run: Run, options: argparse.Namespace, deadline: float) -> Report:
         function = run.select(f"{FUNCTION}.path") or "the reward function"
         return [f"not called {function} (add --try-reward to verify that it returns these rewards)"], []
     return [], []
+
+
+def _unused_options(options: argparse.Namespace) -> Iterator[Finding]:
+    """Warn about options that say how the reward function is called, if it is not called."""
+    if options.try_reward or options.rows < 1:  # `rehearse --rows 0` calls the function later, with the responses
+        return
+    values = {"--responses": options.responses is not None, "--answer-template": bool(options.answer_template)}
+    for option, is_set in values.items():
+        if is_set:
+            text = f"{option} has no effect without --try-reward, because the reward function is not called."
+            yield Finding("warning", text, f"Add --try-reward, or remove {option}.")
 
 
 def _findings_of_verl(config: Any) -> Iterator[Finding]:

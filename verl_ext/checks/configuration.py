@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf, open_dict
 
-from verl_ext.errors import ConfigurationError, Finding, nearest, reading
+from verl_ext.errors import ConfigurationError, Finding, explaining_errors, nearest
 from verl_ext.registry import entries_read, sections
 from verl_ext.run_config import has_algorithm, select
 
@@ -72,7 +72,7 @@ def _initialized(folder: Path | None) -> Any:
 
 
 def _compose(name: str, overrides: list[str]) -> Any:
-    with reading(f"The configuration {name}", ConfigurationError, "composed"):
+    with explaining_errors(f"The configuration {name}", ConfigurationError, "composed"):
         try:
             return hydra.compose(name, overrides=overrides, return_hydra_config=True)
         except ConfigCompositionException as error:
@@ -92,9 +92,11 @@ class KnownSettings:
         self.is_of_verl_ext = parent == "algorithm" and name in entries_read()
         body: Any = select(defaults, section)
         self.in_configuration = [str(key) for key in body] if OmegaConf.is_dict(body) else []
+        """The settings that the configuration has, so that they need no plus sign."""
         self.names = [*self.in_configuration]
-        self.class_name = ""
-        """The class of verl that accepts no other settings, if it is known."""
+        """These settings, and the fields of the class, which the configuration may lack."""
+        self.strict_class = ""
+        """The class of verl that rejects other settings. Empty if verl makes no class of the section."""
         kinds = sections()
         if parent == "algorithm" and name in kinds:
             self.names += _fields(kinds[name])
@@ -102,7 +104,7 @@ class KnownSettings:
             with suppress(Exception):  # the class may need a library that is not installed
                 self.names += _fields(hydra.utils.get_class(body["_target_"]))
                 if section.startswith(MADE_BY_WORKERS):
-                    self.class_name = str(body["_target_"])
+                    self.strict_class = str(body["_target_"])
 
     def nearest(self, setting: str) -> str | None:
         """Return the name of another setting of which `setting` is probably a misspelled form."""
@@ -127,9 +129,9 @@ def _missing_setting(path: str, overrides: Sequence[str], name: str) -> Configur
     near = known.nearest(setting)
     if near is not None:
         return ConfigurationError(f"{text} Use {known.with_plus(near)} instead.")
-    written = next((text for text in overrides if text.startswith(f"{path}=")), f"{path}=VALUE")
-    if known.class_name and setting not in known.names:
-        fix = f"Remove {path}, because {known.class_name} does not accept it either"
+    written = next((override for override in overrides if override.startswith(f"{path}=")), f"{path}=VALUE")
+    if known.strict_class and setting not in known.names:
+        fix = f"Remove {path}, because {known.strict_class} does not accept it either"
     elif known.is_of_verl_ext:
         fix = f"Set '++{written}', or select an estimator by its preset, which adds these settings, for example "
         fix += "+verl_ext=gdpo"
@@ -143,7 +145,11 @@ def _missing_setting(path: str, overrides: Sequence[str], name: str) -> Configur
 def misspelled_additions(overrides: Sequence[str]) -> Iterator[Finding]:
     """Warn about settings with a plus sign that verl does not accept, or that are near to another setting."""
     # Entries of `reward_kwargs` and the like are arguments of the user's code.
-    added = [match[1] for match in map(APPENDED.match, overrides) if match is not None and "kwargs" not in match[1]]
+    added = []
+    for override in overrides:
+        match = APPENDED.match(override)
+        if match is not None and "kwargs" not in match[1]:
+            added.append(match[1])
     if not added:
         return
     defaults = _defaults(str(HydraConfig.get().job.config_name), overrides)
@@ -159,10 +165,10 @@ def misspelled_additions(overrides: Sequence[str]) -> Iterator[Finding]:
                 f"verl's configuration has no setting {path}, but a setting {section}.{near}.",
                 f"Use {known.with_plus(near)} instead. Keep {path} only if your own code reads it.",
             )
-        elif known.class_name:
+        elif known.strict_class:
             yield Finding(
                 "warning",
-                f"{path} is not a setting of {known.class_name}, so verl would stop when it makes this section.",
+                f"{path} is not a setting of {known.strict_class}, so verl would stop when it makes this section.",
                 f"Remove {path}.",
             )
 
@@ -170,5 +176,5 @@ def misspelled_additions(overrides: Sequence[str]) -> Iterator[Finding]:
 def _defaults(name: str, overrides: Sequence[str]) -> Any:
     """Return the configuration with the presets and other groups of the overrides, but without the other settings."""
     # The path of a setting has a dot, the name of a group has none: `verl_ext=gdpo`, `actor@actor_rollout_ref.actor=x`.
-    groups = [text for text in overrides if "." not in re.split("[=@]", text)[0]]
+    groups = [override for override in overrides if "." not in re.split("[=@]", override)[0]]
     return hydra.compose(name, overrides=groups)

@@ -41,7 +41,7 @@ WITH_ONE_RESPONSE: Mapping[str, str] = {
 
 
 def reserved_name(run: Run) -> Iterator[Finding]:
-    """Report an entry point of another package whose name an entry point cannot have."""
+    """Report an entry point of another package that is ignored, because its name is the one of another estimator."""
     if run.name not in RESERVED_NAMES or run.name not in ENTRY_POINTS:
         return
     yield Finding(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from verl_ext.errors import Finding
 from verl_ext.run import Run
-from verl_ext.run_config import FILTER
+from verl_ext.run_config import FILTER, uses_default_trainer
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD
 
 BOUNDS = f"algorithm.rewards.{ACCURACY_BETWEEN}"
@@ -13,9 +13,10 @@ SET_ACCURACY = "++algorithm.rewards.accuracy_key=NAME"
 NAMED_ACCURACY = f"{SET_ACCURACY}, where NAME is the reward that is the accuracy"
 
 
-def uses_default_trainer(run: Run) -> bool:
-    """Return whether the run uses verl's default trainer, the only one with the filters of verl_ext."""
-    return run.select("trainer.use_v1") is not False
+def selection_of_trainer(run: Run) -> str:
+    """Return the setting that selects the trainer, as it is written, for messages about another than the default."""
+    value = run.select("trainer.use_v1")
+    return f"trainer.use_v1={'null' if value is None else value}"
 
 
 def incomplete_filter(run: Run) -> Iterator[Finding]:
@@ -39,7 +40,7 @@ def bounds_without_filter(run: Run) -> Iterator[Finding]:
     if rewards.accuracy_between is None or run.filter_metric == ACCURACY_BETWEEN:
         return
     fix = f"Remove {BOUNDS}."
-    if uses_default_trainer(run):
+    if uses_default_trainer(run.config):
         lines = [f"{FILTER}.enable=True", f"{FILTER}.metric={ACCURACY_BETWEEN}"]
         if rewards.accuracy_key is None:
             lines.append(NAMED_ACCURACY)
@@ -54,14 +55,15 @@ def bounds_without_filter(run: Run) -> Iterator[Finding]:
 
 def filter_on_other_trainer(run: Run) -> Iterator[Finding]:
     """Reject a metric of verl_ext on a trainer that does not have it."""
-    if run.filter_metric not in (ANY_REWARD, ACCURACY_BETWEEN) or uses_default_trainer(run):
+    if run.filter_metric not in (ANY_REWARD, ACCURACY_BETWEEN) or uses_default_trainer(run.config):
         return
+    selection = selection_of_trainer(run)
     removed = f" and remove {BOUNDS}" if run.settings.rewards.accuracy_between is not None else ""
     yield Finding(
         "error",
-        f"{FILTER}.metric={run.filter_metric} works only on verl's default trainer, but trainer.use_v1=False selects "
+        f"{FILTER}.metric={run.filter_metric} works only on verl's default trainer, but {selection} selects "
         "another trainer.",
-        f"Remove trainer.use_v1=False, or set {FILTER}.enable=False{removed}.",
+        f"Remove {selection}, or set {FILTER}.enable=False{removed}.",
     )
 
 
@@ -70,18 +72,20 @@ def filter_by_score(run: Run) -> Iterator[Finding]:
     if run.chain is None or not run.chain.per_reward or run.filter_metric != "reward":
         return
     rewards = run.settings.rewards
-    supports_any_reward = uses_default_trainer(run) and not rewards.per_turn and not rewards.rubrics
+    fix = filter_by_accuracy(run)
+    if uses_default_trainer(run.config) and not rewards.per_turn and not rewards.rubrics:
+        fix = f"Set {FILTER}.metric={ANY_REWARD}."
     yield Finding(
         "warning",
         f"{FILTER}.metric=reward drops groups whose responses have equal scores. {run.name} learns from such a group, "
         "except where the rewards of the group cancel.",
-        f"Set {FILTER}.metric={ANY_REWARD}." if supports_any_reward else filter_by_accuracy(run),
+        fix,
     )
 
 
 def filter_by_accuracy(run: Run) -> str:
     """Return the fix for a filter of groups that does not fit the rewards: filter by the accuracy, or not at all."""
-    if not uses_default_trainer(run):
+    if not uses_default_trainer(run.config):
         return f"Set {FILTER}.enable=False."
     rewards = run.settings.rewards
     lines = [f"{FILTER}.metric={ACCURACY_BETWEEN}"]

@@ -20,7 +20,7 @@ class Requirement(NamedTuple):
     reason: str
 
 
-OF_ROLLOUT = (
+ROLLOUT_REQUIREMENTS = (
     Requirement(f"{ROLLOUT}.name", ("embedded",), "the other rollouts need a GPU"),
     # The rollout returns log-probabilities of the distribution that it samples from.
     Requirement(f"{ROLLOUT}.logprobs_mode", ("processed_logprobs",), "the embedded rollout has no other mode"),
@@ -28,7 +28,7 @@ OF_ROLLOUT = (
 )
 
 
-def of_model(engine: str, model: str) -> tuple[Requirement, ...]:
+def requirements_of_model(engine: str, model: str) -> tuple[Requirement, ...]:
     """Return what the section of an engine, such as the actor, and the section of its model must have."""
     attention = f"{model}.override_config.attn_implementation"
     return (
@@ -44,8 +44,8 @@ def asks_for_cpu(config: Any) -> bool:
     """Return whether this run trains on the CPU: see `verl_ext.cpu.plugin`."""
     if "actor_rollout_ref" not in config:  # another program of verl, for example supervised training
         return False
-    of_workers: Any = select(config, f"{RAY}.runtime_env.env_vars") or {}
-    platforms = [str(variables.get("VERL_PLATFORM", "")) for variables in (os.environ, of_workers)]
+    worker_variables: Any = select(config, f"{RAY}.runtime_env.env_vars") or {}
+    platforms = [str(variables.get("VERL_PLATFORM", "")) for variables in (os.environ, worker_variables)]
     return any(platform.strip().lower() == "cpu" for platform in platforms)
 
 
@@ -56,12 +56,12 @@ def needs_gpu(run: Run) -> Iterator[Finding]:
         return
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
-    requirements = [*of_model("actor_rollout_ref.actor", "actor_rollout_ref.model")]
+    requirements = [*requirements_of_model("actor_rollout_ref.actor", "actor_rollout_ref.model")]
     if need_reference_policy(config):
-        requirements += of_model("actor_rollout_ref.ref", "actor_rollout_ref.model")
+        requirements += requirements_of_model("actor_rollout_ref.ref", "actor_rollout_ref.model")
     if need_critic(config):
-        requirements += of_model("critic", "critic.model")
-    requirements += OF_ROLLOUT
+        requirements += requirements_of_model("critic", "critic.model")
+    requirements += ROLLOUT_REQUIREMENTS
     for path, valid, reason in dict.fromkeys(requirements):
         value = run.select(path)
         if value in valid:

@@ -22,14 +22,14 @@ class PromptLengths:
     def __init__(self, config: Any) -> None:
         self.limit = select(config, LIMIT)
         self.lengths: list[int] = []
-        self.unknown = ""
-        """Why the lengths are not known."""
+        self.why_not_counted = ""
+        """Why the lengths are not known; empty if they are."""
         self.template_raises = False
         if any(select(config, name) for name in TOOLS):
-            self.unknown = "they contain the descriptions of tools"
+            self.why_not_counted = "they contain the descriptions of tools"
         if self.limit is None:
-            self.unknown = f"{LIMIT} is not set"
-        if self.unknown:
+            self.why_not_counted = f"{LIMIT} is not set"
+        if self.why_not_counted:
             return
         model: Any = select(config, "actor_rollout_ref.model")
         self._template_options = resolved(select(config, "data.apply_chat_template_kwargs")) or {}
@@ -41,36 +41,41 @@ class PromptLengths:
         try:
             self._tokenizer = _local_tokenizer(path, trust_remote_code=bool(model.get("trust_remote_code")))
         except Exception as error:  # noqa: BLE001 - it reads files of others
-            self.unknown = f"the tokenizer of {path} is not on this machine ({type(error).__name__})"
+            self.why_not_counted = f"the tokenizer of {path} is not on this machine ({type(error).__name__})"
 
     def count(self, prompts: Iterable[list[dict[str, Any]]]) -> None:
         """Count the tokens of prompts."""
         for messages in prompts:
-            if self.unknown:
+            if self.why_not_counted:
                 return
             try:
                 tokens = self._tokenizer.apply_chat_template(
                     messages, tokenize=True, return_dict=False, **self._template_options
                 )
             except Exception as error:  # noqa: BLE001 - a template is a program
-                self.unknown = f"the chat template raises {type(error).__name__}: {error}"
+                self.why_not_counted = f"the chat template raises {type(error).__name__}: {error}"
                 self.template_raises = True
             else:
                 self.lengths.append(len(tokens))
 
     def summary(self) -> str:
         """Return a sentence about the lengths."""
-        if self.unknown or not self.lengths:
-            return f"Prompt lengths were not counted, because {self.unknown or 'there are no prompts'}."
+        if self.why_not_counted or not self.lengths:
+            return f"Prompt lengths were not counted, because {self.why_not_counted or 'there are no prompts'}."
         return (
             f"{self._count_within():,} of {len(self.lengths):,} prompts have at most {LIMIT}={self.limit} tokens; the "
             f"longest has {max(self.lengths):,}."
         )
 
+    @property
+    def needs_review(self) -> bool:
+        """Whether many prompts are too long, or the chat template raises an error."""
+        too_few_within_limit = self._count_within() < ENOUGH * len(self.lengths)
+        return self.template_raises or too_few_within_limit
+
     def findings(self) -> list[Finding]:
-        """Return a note if many prompts are too long, or if the chat template raises an error."""
-        too_many = self._count_within() < ENOUGH * len(self.lengths)
-        return [Finding("note", self.summary(), FIX)] if self.template_raises or too_many else []
+        """Return the summary as a note if it needs a review."""
+        return [Finding("note", self.summary(), FIX)] if self.needs_review else []
 
     def _count_within(self) -> int:
         return sum(1 for length in self.lengths if length <= self.limit)

@@ -1,32 +1,42 @@
 r"""Score ground truths as responses, in the templates that reward functions read: `42`, `#### 42`, `\boxed{42}`, ...
 
 A response receives a reward if it scores higher than an empty response. If no template receives a reward, the function
-is broken, or it reads another template.
+is broken, or it reads another template. `RewardProbe` describes in which order responses are scored.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_ext.advantages.table import is_number
-from verl_ext.checks.scoring import Scorer, ScoringError
+from verl_ext.checks.scorer_process import ScoringError
+from verl_ext.checks.scoring import Scorer
 from verl_ext.core.batch import LARGEST_REWARD
 
 REASONING = "<think>\nFirst,\nthen.\n</think>\n"
 TEMPLATES = (
-    *("{}", "#### {}", r"\boxed{{}}", "<answer>{}</answer>", r"<answer>\boxed{{}}</answer>"),
-    *(f"{REASONING}<answer>{{}}</answer>", f"{REASONING}<answer>\n{{}}\n</answer>", rf"{REASONING}\boxed{{{{}}}}"),
-    *("Answer: {}", "The answer is {}", "```\n{}\n```", "```python\n{}\n```"),
+    "{}",
+    "#### {}",
+    r"\boxed{{}}",
+    "<answer>{}</answer>",
+    r"<answer>\boxed{{}}</answer>",
+    REASONING + "<answer>{}</answer>",
+    REASONING + "<answer>\n{}\n</answer>",
+    REASONING + r"\boxed{{}}",
+    "Answer: {}",
+    "The answer is {}",
+    "```\n{}\n```",
+    "```python\n{}\n```",
 )
-"""Each is a response, in which `{}` stands for the ground truth."""
+"""Each is a response, in which `{}` stands for the ground truth. The other braces are a part of the response."""
 FIRST_ENTRY = "{first}"
 """In a template, this stands for the first entry of a ground truth that is a structure."""
-EMPTY, OF_FILE, LONG = "an empty response", "the response of the file", "a long response"
+EMPTY, FROM_FILE, LONG = "an empty response", "the response of the file", "a long response"
 """Kinds of responses that are not made from a template."""
 LONG_LENGTH = 200
 """The number of characters of the long response."""
@@ -106,13 +116,13 @@ class Response:
     is_training: bool
     """Whether the row is one of `data.train_files`."""
     kind: str
-    """The template, or `EMPTY`, `OF_FILE` or `LONG`."""
+    """The template, or `EMPTY`, `FROM_FILE` or `LONG`."""
     text: str
 
     @property
     def where(self) -> str:
         """The response, for messages."""
-        kind = self.kind if self.kind in (EMPTY, OF_FILE, LONG) else "the ground truth as"
+        kind = self.kind if self.kind in (EMPTY, FROM_FILE, LONG) else "the ground truth as"
         return f"{self.place}, {kind}" + (f" `{shortened(self.text)}`" if self.text else "")
 
 
@@ -120,22 +130,34 @@ class Response:
 class ScoredRow:
     """The responses to a row of data that were made from its ground truth."""
 
-    best: Response
-    """The ground truth in the template with the highest reward, or in the first template if none is rewarded."""
     from_truth: list[Response]
     """The ground truth in each template that was scored."""
+    best: Response
+    """The one with the highest reward, or the first one if none is rewarded."""
 
-
-@dataclass
-class Failure:
-    """A mistake of the reward function, and the responses for which it occurred."""
-
-    error: ScoringError
-    where: list[str]
+    def in_template(self, template: str) -> Response | None:
+        """Return the ground truth in a template, or None if it was not scored there."""
+        return next((response for response in self.from_truth if response.kind == template), None)
 
 
 class RewardProbe:
-    """Scores responses to rows, and finds out which receive a reward."""
+    """Scores responses to rows, and finds the template that the reward function reads in each data source.
+
+    `score_row` scores these responses to a row, in this order. If one of the first four cannot be scored, the row ends
+    there and is not a part of `rows`.
+
+    1. The ground truth in one template: the best one of the data source so far, else the first of `TEMPLATES`.
+    2. An empty response. A response is rewarded if one of the measures is higher than for the empty response.
+    3. The user's response to this row, from the file of `--responses`.
+    4. The ground truth in all other templates, if the first one does not receive all that it can (`_needs_search`). All
+       templates are tried on at most `SEARCHED_ROWS` rows of a data source.
+    5. If this row is rewarded more, in another template, than the best template so far, this template is the best one
+       from now on, and a long response is scored in it. Then each row of the data source that lacks a response in the
+       best template gets one.
+
+    A row without a ground truth has only the second and the third response. If the function is expensive, only the
+    first of `TEMPLATES` and the custom ones are tried, and no long response.
+    """
 
     def __init__(
         self,
@@ -146,34 +168,44 @@ class RewardProbe:
         *,
         is_expensive: bool = False,
     ) -> None:
-        """`is_expensive`: whether only the first template and the custom ones are tried."""
+        """`is_expensive`: whether a call may take long, so that few templates are tried."""
         self.scorer = scorer
         self.measures = measures
         """The numbers that decide whether a response receives a reward, by name."""
         self.accuracy = accuracy
         """The number that says whether a response is correct."""
         self.custom_templates, self.is_expensive = custom_templates, is_expensive
-        self.results: dict[Response, dict[str, Any]] = {}
-        self.failures: dict[str, Failure] = {}
-        """What the reward function raised, by cause."""
-        self.rows: dict[str, list[ScoredRow]] = {}
-        """The rows of each data source that have a ground truth."""
-        self.best_template: dict[str, Response | None] = {}
-        """For each data source the first response with the highest reward; None if no response receives a reward."""
-        self._searched_rows: Counter[str] = Counter()
         self.tried_rows: dict[str, Mapping[str, Any]] = {}
         """The rows of data on which the function was called, by their places."""
+        self.results: dict[Response, dict[str, Any]] = {}
+        """What the function returned for each response that it scored."""
+        self.failures: dict[str, ScoringError] = {}
+        """What the function raised, by cause, with the responses."""
+        self.failed: set[Response] = set()
+        """The responses that could not be scored."""
+        self.rows: dict[str, list[ScoredRow]] = {}
+        """The rows of each data source that have a ground truth."""
+        self.best_template: dict[str, Response] = {}
+        """For each data source the ground truth with the highest reward, whose `kind` is the best template.
 
-    def score_row(self, place: str, row: Mapping[str, Any], given: Iterable[str], *, is_training: bool) -> None:
-        """Score responses to a row: an empty one, those of the user, and its ground truth in one or all templates."""
+        A data source is missing if no ground truth in any template is rewarded. Of equal rewards the first one counts.
+        """
+        self.rewarded_by_file: set[str] = set()
+        """The data sources in which a response of the user's file is rewarded."""
+        self._searched_rows: Counter[str] = Counter()
+
+    def score_row(self, place: str, row: Mapping[str, Any], user_texts: Sequence[str], *, is_training: bool) -> None:
+        """Score responses to a row, in the order that the class describes. `user_texts` are those of the user."""
         source = str(row.get("data_source"))
         truth = (row["reward_model"] or {}).get("ground_truth")
         self.tried_rows[place] = row
         empty = Response(place, source, is_training, EMPTY, "")
-        others = [replace(empty, kind=OF_FILE, text=text) for text in given]
+        user_responses = [replace(empty, kind=FROM_FILE, text=text) for text in user_texts]
         templates = self._ordered_templates(source, truth)
-        from_truth = [replace(empty, kind=item, text=fill_template(item, truth)) for item in templates]
-        if not self._score_all([*from_truth[:1], empty, *others]) or not from_truth:
+        from_truth = [replace(empty, kind=template, text=fill_template(template, truth)) for template in templates]
+        if not self._score_all([*from_truth[:1], empty, *user_responses]):
+            return
+        if not from_truth:
             return
         scored = from_truth[:1]
         if self._needs_search(source, from_truth[0]):
@@ -181,12 +213,13 @@ class RewardProbe:
             if not self._score_all(from_truth[1:]):
                 return
             scored = from_truth
+        if self._best(user_responses) is not None:
+            self.rewarded_by_file.add(source)
         best = self._best(scored)
-        self.rows.setdefault(source, []).append(ScoredRow(best or from_truth[0], scored))
-        if self.best_template.get(source) is None:
-            self.best_template[source] = best or self._best(others)
-            if best is not None and isinstance(truth, str) and not self.is_expensive:
-                self._score_long_response(best, truth)
+        self.rows.setdefault(source, []).append(ScoredRow(scored, best or from_truth[0]))
+        if best is not None:
+            self._remember_template(best, truth)
+        self._complete_rows(source)
 
     def _ordered_templates(self, source: str, truth: Any) -> list[str]:
         """Return the templates for a ground truth. The best one of the data source comes first, if it is known."""
@@ -210,10 +243,36 @@ class RewardProbe:
         row_is_correct = self.gain(first, self.accuracy) > 0
         return source_can_be_correct and not row_is_correct
 
+    def _remember_template(self, response: Response, truth: Any) -> None:
+        """Make the template of a rewarded response the best one of its data source, if it is."""
+        best = self.best_template.get(response.data_source)
+        if best is not None and (best.kind == response.kind or self._rank(response) <= self._rank(best)):
+            return
+        self.best_template[response.data_source] = response
+        if isinstance(truth, str) and not self.is_expensive:
+            self._score_long_response(response, truth)
+
     def _score_long_response(self, response: Response, truth: str) -> None:
         """Score a long response, on which a regular expression may try every way to divide it."""
         long_truth = (truth * LONG_LENGTH)[:LONG_LENGTH] + " ?"
         self._score(replace(response, kind=LONG, text=fill_template(response.kind, long_truth)))
+
+    def _complete_rows(self, source: str) -> None:
+        """Score the ground truths of a data source in its best template, if they were scored only in others.
+
+        These are the earlier rows if a later row has found the template. If the template takes the first entry of a
+        structure, a ground truth that is no structure is scored here, too.
+        """
+        best = self.best_template.get(source)
+        if best is None:
+            return
+        for row in self.rows[source]:
+            truth = self.tried_rows[row.best.place]["reward_model"]["ground_truth"]
+            response = replace(row.best, kind=best.kind, text=fill_template(best.kind, truth))
+            is_known = row.in_template(best.kind) is not None or response in self.failed
+            if not is_known and self._score(response):
+                row.from_truth.append(response)
+                row.best = self._best(row.from_truth) or row.best
 
     def _score_all(self, responses: Sequence[Response]) -> bool:
         """Score responses up to the first one that fails; return whether none has failed."""
@@ -221,28 +280,36 @@ class RewardProbe:
 
     def _score(self, response: Response) -> bool:
         """Score a response; return whether the function has returned a result."""
+        result = self._result_of(response)
+        if result is not None:
+            self.results[response] = result
+        return result is not None
+
+    def _result_of(self, response: Response) -> dict[str, Any] | None:
+        """Call the reward function; return its result, or None if it has failed."""
         try:
-            row = self.tried_rows[response.place]
-            self.results[response] = self.scorer.score(row, response.text, response.where)
+            return self.scorer.score(self.tried_rows[response.place], response.text, response.where)
         except ScoringError as error:
-            failure = self.failures.setdefault(error.cause, Failure(error, []))
-            failure.where.append(response.where)
-            return False
-        return True
+            self.failures.setdefault(error.cause, error).where.append(response.where)
+            self.failed.add(response)
+            return None
 
     def differences_when_repeated(self) -> dict[str, tuple[Any, Any]]:
         """Score the first response once more; return each number that differs, before and after."""
         if not self.results:
             return {}
-        first = next(iter(self.results))
-        before = self.values(first)
-        self._score(first)
-        after = self.values(first)
+        first, result = next(iter(self.results.items()))
+        repeated_result = self._result_of(first)
+        if repeated_result is None:
+            return {}
+        before, after = self._measured(result), self._measured(repeated_result)
         return {name: (before[name], after[name]) for name in before if repr(before[name]) != repr(after[name])}
 
     def values(self, response: Response) -> dict[str, Any]:
         """Return the numbers of a response by name."""
-        result = self.results.get(response, {})
+        return self._measured(self.results.get(response, {}))
+
+    def _measured(self, result: Mapping[str, Any]) -> dict[str, Any]:
         return {name: measure(result) for name, measure in self.measures.items()}
 
     def gain(self, response: Response, measure: Measure) -> float:
@@ -259,12 +326,12 @@ class RewardProbe:
         gains = {name: self.gain(response, measure) for name, measure in self.measures.items()}
         return {name: gain for name, gain in gains.items() if gain > 0}
 
+    def _rank(self, response: Response) -> tuple[int, float]:
+        """Return by how many numbers a response is rewarded, and the sum of their gains. A higher rank is better."""
+        gains = self.gains(response)
+        return len(gains), sum(gains.values())
+
     def _best(self, responses: Sequence[Response]) -> Response | None:
-        """Return the response that is rewarded by most numbers, then by the highest sum; None if none is rewarded."""
-        best, best_rank = None, (0, 0.0)
-        for response in responses:
-            gains = self.gains(response)
-            rank = (len(gains), sum(gains.values()))
-            if rank > best_rank:
-                best, best_rank = response, rank
-        return best
+        """Return the first response of the highest rank; None if no response is rewarded."""
+        rewarded = [response for response in responses if self.gains(response)]
+        return max(rewarded, key=self._rank, default=None)

@@ -5,37 +5,32 @@ never fill a batch. A wrong name of a component would stop the run after the fir
 """
 
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Sequence
+from functools import partial
 from importlib import import_module
-from itertools import dropwhile, takewhile
+from itertools import takewhile
 from types import ModuleType
 from typing import Any
 
 from verl_ext import rewards as reward_functions
-from verl_ext.checks.filters import filter_by_accuracy
+from verl_ext.checks.filters import filter_by_accuracy, selection_of_trainer
+from verl_ext.checks.managers import MANAGER, MANAGER_ARGUMENTS, OVERLONG_REWARD, manager_of_verl
 from verl_ext.checks.presets import other_estimator
 from verl_ext.core.batch import SCORE
 from verl_ext.core.chain import Chain, Step
-from verl_ext.errors import ConfigurationError, Finding, listed, nearest, reading
+from verl_ext.errors import ConfigurationError, Finding, explaining_errors, listed, nearest
 from verl_ext.rewards.options import parse_options
 from verl_ext.run import Run
-from verl_ext.run_config import FILTER, FUNCTION, resolved, reward_module, select
-from verl_ext.settings import ANY_REWARD, Settings
+from verl_ext.run_config import FILTER, FUNCTION, resolved, reward_module, select, uses_default_trainer
+from verl_ext.settings import ACCURACY, ANY_REWARD, Settings
 
 REWARD_MODEL = "reward.reward_model"
-OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
-OVERLONG_REWARD = "overlong_reward"
-"""The component with the penalty of dapo's reward manager, if `log` is set."""
+OVERLONG = f"{MANAGER_ARGUMENTS}.overlong_buffer_cfg"
 TOOL_REWARDS = "tool_rewards"
 """The component with the rewards of executed calls, as verl's tool agent loop writes it."""
 PARALLEL_CALLS = "actor_rollout_ref.rollout.multi_turn.max_parallel_calls"
 REJECTING = ("algorithm.rollout_correction.rollout_rs", "trainer.pre_advantage_hooks")
 """Settings that may clear the mask of a response; with `RayPPOTrainer`, this happens before turns can be read."""
-ADDED_BY_MANAGER: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("naive", "gdpo", "remote", "rate_limited"), ()),
-    "dapo": ("overlong", OVERLONG_REWARD),
-}
-"""The reward managers of verl, each with the components that it adds to those of the reward function."""
 ACCURACY_KEY = "++algorithm.rewards.accuracy_key"
 ACCURACY_THRESHOLD = "++algorithm.rewards.accuracy_threshold"
 
@@ -57,7 +52,7 @@ def reward_options(config: Any) -> Any:
             f"function {name!r}{hint}. Set {FUNCTION}.path=pkg://{reward_functions.__name__}.NAME, where NAME is one "
             f"of {listed(modules)}."
         )
-    with reading(f"{FUNCTION}.reward_kwargs", ConfigurationError):
+    with explaining_errors(f"{FUNCTION}.reward_kwargs", ConfigurationError):
         arguments = resolved(select(config, f"{FUNCTION}.reward_kwargs")) or {}
         return parse_options(modules[name].Options, {str(key): value for key, value in arguments.items()})
 
@@ -72,12 +67,10 @@ def _reward_modules() -> dict[str, ModuleType]:
 def known_components(config: Any) -> list[str] | None:
     """Return all components of a run; None if code of neither verl_ext nor verl may add some."""
     options = reward_options(config)
-    manager = select(config, "reward.reward_manager.name") or "naive"
-    source = select(config, "reward.reward_manager.source") or "register"
-    is_manager_of_verl = source == "register" and manager in ADDED_BY_MANAGER
-    if options is None or not is_manager_of_verl or select(config, f"{REWARD_MODEL}.enable"):
+    manager = manager_of_verl(partial(select, config))
+    if options is None or manager is None or select(config, f"{REWARD_MODEL}.enable"):
         return None
-    return [*options.components, *ADDED_BY_MANAGER[manager], SCORE]
+    return [*options.components, *manager.components, SCORE]
 
 
 def unknown_components(run: Run) -> Iterator[Finding]:
@@ -107,7 +100,7 @@ def unknown_components(run: Run) -> Iterator[Finding]:
 
 def adds_penalty(run: Run) -> bool:
     """Return whether dapo's reward manager adds a penalty for long responses to the score."""
-    return run.select("reward.reward_manager.name") == "dapo" and bool(run.select(f"{OVERLONG}.enable"))
+    return run.select(f"{MANAGER}.name") == "dapo" and bool(run.select(f"{OVERLONG}.enable"))
 
 
 def lost_penalty(run: Run) -> Iterator[Finding]:
@@ -155,14 +148,20 @@ def negative_rewards(run: Run) -> Iterator[Finding]:
 
 def needs_nonnegative_sum(chain: Chain | None) -> bool:
     """Return whether the sum of the rewards reaches a step that needs values of at least 0, such as divide_by_mean."""
-    steps = () if chain is None else chain.steps
-    after_sum = dropwhile(lambda step: not step.sums, steps)
-    return any(step.needs_nonnegative for step in after_sum)
+    if chain is None:
+        return False
+    sum_and_later_steps = chain.steps[len(steps_before_sum(chain)) :]
+    return any(step.needs_nonnegative for step in sum_and_later_steps)
 
 
-def steps_before_sum(chain: Chain | None) -> Iterator[Step]:
-    """Return the steps that work on each reward separately."""
-    return takewhile(lambda step: not step.sums, () if chain is None else chain.steps)
+def steps_before_sum(chain: Chain | None) -> Sequence[Step]:
+    """Return the steps that work on each reward separately: those before the first step that sums the rewards.
+
+    Without such a step, all steps do.
+    """
+    if chain is None:
+        return ()
+    return list(takewhile(lambda step: not step.sums, chain.steps))
 
 
 class ListRewards:
@@ -206,16 +205,17 @@ def several_calls_per_turn(run: Run) -> Iterator[Finding]:
 
 def unreadable_turns(run: Run) -> Iterator[Finding]:
     """Reject per-turn rewards if the trainer may clear the mask of a response before verl_ext reads its turns."""
-    if not run.settings.rewards.per_turn or run.select("trainer.use_v1") is not False:
+    if not run.settings.rewards.per_turn or uses_default_trainer(run.config):
         return
     lists = ListRewards(run.settings)
+    selection = selection_of_trainer(run)
     for hook in REJECTING:
         if run.select(hook):
             yield Finding(
                 "error",
-                f"{lists.where} does not work with {hook} while trainer.use_v1=False. This trainer may "
-                "clear the mask of a response before verl_ext reads its turns.",
-                f"Remove trainer.use_v1=False, or remove {hook}.",
+                f"{lists.where} does not work with {hook} while {selection}. This trainer may clear the mask of a "
+                "response before verl_ext reads its turns.",
+                f"Remove {selection}, or remove {hook}.",
             )
 
 
@@ -265,6 +265,15 @@ def step_without_rubrics(run: Run) -> Iterator[Finding]:
 def accuracy_of(settings: Settings) -> str:
     """Return the name of the accuracy component, as far as it is known before the run."""
     return settings.rewards.accuracy_in(settings.rewards.keys or ())
+
+
+def named_accuracy(settings: Settings, names: Container[str]) -> str | None:
+    """Return the accuracy among components of these names if it is named: by `accuracy_key`, or because it is `acc`.
+
+    None if the accuracy is the only key or the score, see `RewardsSettings.accuracy_in`.
+    """
+    name = settings.rewards.accuracy_in(names)
+    return name if name in (settings.rewards.accuracy_key, ACCURACY) else None
 
 
 def _needs_accuracy(run: Run) -> bool:

@@ -2,7 +2,8 @@
 
 `judge` says which list judges which run. A rule is a function of a `Run` that yields a `Finding` for each problem. The
 rules of this folder are in files by subject. Those of the faster update are in `verl_ext.update.rule`, and a method may
-have a rule of its own in the file of its formula.
+have a rule of its own in the file of its formula. No rule depends on another one: their order is only the order in
+which findings of the same severity are printed.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_ext.errors import DataError, Finding, listed, reading
+from verl_ext.errors import DataError, Finding, explaining_errors, listed
 from verl_ext.run_config import select
 
 COUNTED_PROMPTS = 1000
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 def read_responses(file: Path) -> list[list[str]]:
     """Read a JSONL file with one response per row: a string, or a list with the string of each turn."""
-    with reading(file):
+    with explaining_errors(file):
         lines = [json.loads(line) for line in file.read_text(encoding="utf-8").rstrip("\n").split("\n")]
         responses = [[line] if isinstance(line, str) else line for line in lines]
         for number, turns in enumerate(responses, start=1):
@@ -62,56 +62,82 @@ def sample(config: Any, setting: str, count: int, *, stratify: bool = True) -> S
     `data_source` is included. Otherwise they are the first rows of the first file.
     """
     result = Sample({}, [], [])
-    has_own_dataset = select(config, "data.custom_cls.path") is not None
-    fix = OWN_DATASET if has_own_dataset else ""
+    fix = OWN_DATASET if has_custom_dataset(config) else ""
     paths = files_of(config, setting)
     for path in paths if stratify else paths[:1]:
         if setting == "data.val_files" and not Path(path).exists():
             continue  # the plan of the run has a note about it
         count_of_file = -(-count // len(paths)) if stratify else count
-        with reading(f"{setting}={path}", fix=fix):
-            of_file = _sample_of_file(config, path, count_of_file, stratify, fix)
-        result.rows.update(of_file.rows)
-        result.prompts.extend(of_file.prompts)
-        result.findings.extend(of_file.findings)
+        with explaining_errors(f"{setting}={path}", fix=fix):
+            sample_of_file = _sample_of_file(config, path, count_of_file, stratify, fix)
+        result.rows.update(sample_of_file.rows)
+        result.prompts.extend(sample_of_file.prompts)
+        result.findings.extend(sample_of_file.findings)
     return result
 
 
+def has_custom_dataset(config: Any) -> bool:
+    """Return whether a dataset class of the user reads the files of the data, so that its rows may be others."""
+    return select(config, "data.custom_cls.path") is not None
+
+
 def _sample_of_file(config: Any, path: str, count: int, stratify: bool, fix: str) -> Sample:
-    prompt_key = str(select(config, "data.prompt_key"))
+    """Return `count` rows of a file, or some more, and what is wrong in all of its rows."""
     _require_columns(path, fix)
     sources = _column(path, "data_source")
     chosen = stratified(sources, count) if stratify else {*range(count)}
     counted = stratified(sources, COUNTED_PROMPTS)
+    checker = _RowChecker(config, path, fix)
     rows: dict[str, Row] = {}
     prompts: list[Any] = []
-    first_rows: dict[tuple[Any, str], tuple[str, Row]] = {}  # by data source and by what the ground truth is
-    findings: list[Finding] = []
-    # `without_prompts` reports a missing column, and a dataset class of the user may read other prompts.
-    has_wrong_prompt = prompt_key not in column_names(path) or select(config, "data.custom_cls.path") is not None
-    for number, row in enumerate(_read_rows(path, [*COLUMNS, prompt_key])):
+    for number, row in enumerate(_read_rows(path, [*COLUMNS, checker.prompt_key])):
         place = f"row {number} of {path}"
-        kind = _kind_of_truth(row, place, fix)
-        first_rows.setdefault((row["data_source"], kind), (place, row))
+        checker.check(place, row)
         if number in chosen:
             rows[place] = row
-        if _are_messages(row.get(prompt_key)):
-            if number in counted:
-                prompts.append(row[prompt_key])
-        elif not has_wrong_prompt:
-            has_wrong_prompt = True
-            findings.append(_wrong_prompt(place, prompt_key, row.get(prompt_key), fix))
+        prompt = row.get(checker.prompt_key)
+        if number in counted and _are_messages(prompt):
+            prompts.append(prompt)
     if stratify:
         sampled_sources = {row["data_source"] for row in rows.values()}
-        rows.update(first for (source, _), first in first_rows.items() if source not in sampled_sources)
-    findings += _missing_truths({key: place for key, (place, _) in first_rows.items()})
-    return Sample(rows, prompts, findings)
+        for (source, _), (place, row) in checker.first_rows.items():
+            if source not in sampled_sources:
+                rows[place] = row
+    return Sample(rows, prompts, checker.findings())
+
+
+class _RowChecker:
+    """Checks the rows of a file one by one, and reports the first invalid row of each kind."""
+
+    def __init__(self, config: Any, path: str, fix: str) -> None:
+        self.prompt_key = str(select(config, "data.prompt_key"))
+        self.fix = fix
+        self.first_rows: dict[tuple[Any, str], tuple[str, Row]] = {}
+        """The first row with its place, for each data source and each kind of ground truth in it."""
+        self._wrong_prompts: list[Finding] = []
+        # `without_prompts` reports a missing column, and a dataset class of the user may read other prompts.
+        is_column_missing = self.prompt_key not in column_names(path)
+        self._prompt_check_is_done = is_column_missing or has_custom_dataset(config)
+
+    def check(self, place: str, row: Row) -> None:
+        """Check a row. Raise if it has no entry for the ground truth."""
+        kind = _kind_of_truth(row, place, self.fix)
+        self.first_rows.setdefault((row["data_source"], kind), (place, row))
+        prompt = row.get(self.prompt_key)
+        if not self._prompt_check_is_done and not _are_messages(prompt):
+            self._prompt_check_is_done = True
+            self._wrong_prompts.append(_wrong_prompt(place, self.prompt_key, prompt, self.fix))
+
+    def findings(self) -> list[Finding]:
+        """Return what is wrong in the rows that were checked."""
+        places = {source_and_kind: place for source_and_kind, (place, _) in self.first_rows.items()}
+        return [*self._wrong_prompts, *_missing_truths(places)]
 
 
 def without_prompts(config: Any, setting: str) -> Iterator[Finding]:
     """Report each file of a setting that does not have the column of the prompts."""
     prompt_key = select(config, "data.prompt_key")
-    if prompt_key is None or select(config, "data.custom_cls.path") is not None:
+    if prompt_key is None or has_custom_dataset(config):
         return
     for path in filter(_is_file, files_of(config, setting)):
         names = None
@@ -157,10 +183,13 @@ def _kind_of_truth(row: Row, place: str, fix: str) -> str:
     return "empty" if truth in ("", [], {}) else "given"
 
 
-def _missing_truths(first_rows: dict[tuple[Any, str], str]) -> Iterator[Finding]:
-    """Report rows without a ground truth, unless no row of their data source has one: its function needs none."""
-    for (source, kind), place in first_rows.items():
-        if kind != "given" and (source, "given") in first_rows:
+def _missing_truths(places: dict[tuple[Any, str], str]) -> Iterator[Finding]:
+    """Report rows without a ground truth, unless no row of their data source has one: its function needs none.
+
+    `places` has the first row of each data source with each kind of ground truth.
+    """
+    for (source, kind), place in places.items():
+        if kind != "given" and (source, "given") in places:
             yield Finding(
                 "error" if kind == "null" else "note",
                 f"{place[0].upper()}{place[1:]}: reward_model.ground_truth is {kind}, unlike other rows of its "

@@ -47,7 +47,7 @@ def check_in_driver(config: Any) -> None:
 
     from verl_ext.checks.judge import check_run, log_run
     from verl_ext.checks.verl_settings import old_sections
-    from verl_ext.run_config import uses_verl_ext
+    from verl_ext.run_config import uses_default_trainer, uses_verl_ext
 
     main = main_program()
     has_external_modules = OmegaConf.is_dict(config) and OmegaConf.select(
@@ -63,7 +63,7 @@ def check_in_driver(config: Any) -> None:
     if run is None:
         return
     if run.uses_verl_ext and main == MAIN_OF_VERL:
-        hooks.require_hooked(hooks.TRAINERS[bool(config.trainer.get("use_v1"))])
+        hooks.require_hooked(hooks.TRAINERS[uses_default_trainer(config)])
     # The log of a driver begins with the summary of the run; a trainer logs it again before its first step.
     if not _summarized and (run.uses_verl_ext or name_is_certain):
         _summarized.append(True)

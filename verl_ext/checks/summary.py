@@ -18,13 +18,13 @@ from omegaconf import OmegaConf
 
 from verl_ext import __version__
 from verl_ext.checks.rewards import accuracy_of
-from verl_ext.checks.samples import batches, files_of, without_prompts
+from verl_ext.checks.samples import batches, files_of, has_custom_dataset, without_prompts
 from verl_ext.core.chain import Step
-from verl_ext.errors import ConfigurationError, Finding, reading
+from verl_ext.errors import ConfigurationError, Finding, explaining_errors
 from verl_ext.names import owner
 from verl_ext.registry import ADDED_ESTIMATORS
 from verl_ext.run import Run
-from verl_ext.run_config import ACTOR, FUNCTION, ROLLOUT, select
+from verl_ext.run_config import ACTOR, FUNCTION, ROLLOUT, select, uses_default_trainer
 from verl_ext.settings import ACCURACY, ACCURACY_BETWEEN
 
 MODEL_PATH = "actor_rollout_ref.model.path"
@@ -127,7 +127,7 @@ def plan(run: Run) -> tuple[list[str], list[Finding]]:
 def _batch_size(run: Run) -> int:
     """Return the number of rows of a step. RayPPOTrainer may generate other batches than it trains on."""
     size: int = run.config.data.train_batch_size
-    if run.select("trainer.use_v1") is False:
+    if not uses_default_trainer(run.config):
         size = run.select("data.gen_batch_size") or size
     return size
 
@@ -192,8 +192,8 @@ def _findings_on_steps(run: Run, rows: int | None, first_step: int) -> Iterator[
     if run.only_validates or last_step is None:
         return
     configured = run.config.trainer.total_training_steps
-    if steps_of_data is not None and configured is not None and steps_of_data < configured:
-        steps_per_epoch = steps_of_data // run.config.trainer.total_epochs
+    if rows is not None and steps_of_data is not None and configured is not None and steps_of_data < configured:
+        steps_per_epoch = rows // batch_size
         epochs = -(-configured // steps_per_epoch)
         yield Finding(
             "warning",
@@ -223,14 +223,14 @@ def _resumed_checkpoint(trainer: Any) -> str | None:
                 "checkpoint."
             )
         return path
-    with redirect_stdout(io.StringIO()), reading("trainer.default_local_dir", ConfigurationError):
+    with redirect_stdout(io.StringIO()), explaining_errors("trainer.default_local_dir", ConfigurationError):
         latest: str | None = find_latest_ckpt_path(trainer.default_local_dir)
     return latest
 
 
 def _training_rows(config: Any) -> int | None:
     """Return the number of rows of the training data before filtering; None if it is not known."""
-    if select(config, "data.custom_cls.path") is not None:  # its class may make other rows of the files
+    if has_custom_dataset(config):
         return None
     with suppress(OSError, ValueError):
         rows: int = sum(batches(path, [])[0] for path in files_of(config, "data.train_files"))
@@ -268,7 +268,7 @@ def _modules_of_tools(config: Any) -> Iterator[tuple[str, str]]:
     for path in files_of(config, TOOLS[0]):
         if not Path(path).is_file():
             continue
-        with reading(f"{TOOLS[0]}={path}", ConfigurationError):
+        with explaining_errors(f"{TOOLS[0]}={path}", ConfigurationError):
             body: Any = OmegaConf.load(path)
             for tool in body.get("tools") or ():
                 missing = _missing_module(str(tool.class_name).rpartition(".")[0])

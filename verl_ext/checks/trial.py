@@ -1,7 +1,7 @@
 """Call the reward function of a run on rows of its data, and collect the results.
 
-verl's own reward manager calls the function. For each row it scores a response made from the ground truth in the
-template that the function reads, an empty response, and the response in the same line of `--responses`.
+verl's own reward manager calls the function. `responses.RewardProbe` says which responses to a row are scored: an empty
+one, the ground truth in one or all templates, and for training rows the response in the same line of `--responses`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from operator import methodcaller
 from typing import Any
 
 from verl_ext.advantages.table import is_number
+from verl_ext.checks.managers import manager_of_verl
 from verl_ext.checks.prompts import PromptLengths
 from verl_ext.checks.responses import Measure, Response, RewardProbe
-from verl_ext.checks.rewards import ADDED_BY_MANAGER, accuracy_of, reward_options
+from verl_ext.checks.rewards import accuracy_of, named_accuracy, reward_options
 from verl_ext.checks.samples import Row, read_responses, sample
-from verl_ext.checks.scoring import ADDED_BY_ROLLOUT, IN_PROCESS, MANAGER, Scorer, ScorerEndedError
+from verl_ext.checks.scorer_process import ADDED_BY_ROLLOUT
+from verl_ext.checks.scoring import Scorer, ScorerEndedError
 from verl_ext.core.batch import SCORE
 from verl_ext.errors import ConfigurationError, DataError, Finding
+from verl_ext.files import exit_on_signals
 from verl_ext.run import Run
 from verl_ext.run_config import FUNCTION
-from verl_ext.settings import ACCURACY
 
 
 @dataclass
@@ -56,14 +58,15 @@ def collect(run: Run, options: argparse.Namespace, deadline: float) -> Trial:
     """Score responses to rows of the training data, and to a row of each file of the validation data."""
     _require_options(run, options)
     responses = read_responses(options.responses) if options.responses is not None else []
-    texts = ["\n".join(turns) for turns in responses]
+    texts = ["\n".join(turns) for turns in responses]  # the turns of a session are scored as one text
     training = sample(run.config, "data.train_files", options.rows, stratify=not responses)
     if not training.rows:
         raise DataError("data.train_files has no rows. Name files with rows.")
     validation = sample(run.config, "data.val_files", 1)
     prompts = PromptLengths(run.config)
     prompts.count(training.prompts)
-    findings = [*training.findings]
+    findings = [*training.findings, *_unused_responses(len(responses), options, len(training.rows))]
+    exit_on_signals()  # so that the scorer ends its process
     with closing(Scorer(run.config, options.seconds, deadline, accepts_nan=run.chain is not None)) as scorer:
         is_expensive = _is_expensive(run, scorer)
         probe = RewardProbe(scorer, _measures(run), _accuracy(run), options.answer_template, is_expensive=is_expensive)
@@ -104,35 +107,60 @@ def _require_options(run: Run, options: argparse.Namespace) -> None:
             )
 
 
+def _unused_responses(responses: int, options: argparse.Namespace, rows: int) -> Iterator[Finding]:
+    """Yield a note if the file of `--responses` has more responses than training rows were chosen."""
+    if responses <= rows:
+        return
+    fix = f"Set --rows={responses} to score all of them."
+    if options.rows > rows:
+        fix = "Write one response for each row of the first file of data.train_files, in the same order."
+    yield Finding(
+        "note",
+        f"--responses has {responses:,} responses, but only {rows:,} rows of data.train_files are tried, so the other "
+        "responses are not scored.",
+        fix,
+    )
+
+
 def _is_expensive(run: Run, scorer: Scorer) -> bool:
     """Return whether a call of the reward function may ask a service, so that few responses are scored."""
-    has_own_manager = run.select(f"{MANAGER}.name") not in IN_PROCESS
-    return scorer.is_async or has_own_manager or bool(run.select("reward.reward_model.enable"))
+    manager = manager_of_verl(run.select)
+    may_ask_service = manager is None or manager.needs_service
+    return scorer.is_async or may_ask_service or bool(run.select("reward.reward_model.enable"))
 
 
 def _measures(run: Run) -> dict[str, Measure]:
-    """Return the numbers that matter: the named rewards, the accuracy at its threshold, and the score."""
-    added = (*ADDED_BY_MANAGER.get(run.select(f"{MANAGER}.name"), ()), *ADDED_BY_ROLLOUT)
+    """Return the numbers that matter: the named rewards, the accuracy at its threshold, and the score.
+
+    The score is not one of them if an estimator of verl_ext replaces it by named rewards.
+    """
+    manager = manager_of_verl(run.select)
+    added_by_others = (*(manager.components if manager is not None else ()), *ADDED_BY_ROLLOUT)
     rewards = run.settings.rewards
     names = [*(rewards.keys or ())]
     if not names or not run.computes_advantages:
         names.append(SCORE)
-    measures: dict[str, Measure] = {name: methodcaller("get", name) for name in names if name not in added}
+    measures: dict[str, Measure] = {name: methodcaller("get", name) for name in names if name not in added_by_others}
     if rewards.accuracy_threshold is not None:
         measures[f"{accuracy_of(run.settings)} above {rewards.accuracy_threshold:g}"] = _accuracy(run)
     return measures
 
 
 def _accuracy(run: Run) -> Measure:
-    """Return the function that reads the accuracy of a result; None if the result has none."""
+    """Return the function that reads the accuracy of a result; None if the result has none.
+
+    A run without a named accuracy uses its only key or the score, which may be a reward for the format. A reward
+    function of verl_ext says which of its components are accuracies, so the first of them is used here instead.
+    """
     rewards = run.settings.rewards
     options = reward_options(run.config)
-    of_function = [] if options is None else [name for name in options.accuracies if name != SCORE]
-    only_key = rewards.keys[0] if rewards.keys and len(rewards.keys) == 1 else SCORE
-    candidates = [rewards.accuracy_key] if rewards.accuracy_key else [ACCURACY, *of_function, only_key]
+    declared = [] if options is None else [name for name in options.accuracies if name != SCORE]
 
     def accuracy(result: Mapping[str, Any]) -> Any:
-        value: Any = next((result[name] for name in candidates if name in result), None)
+        name = named_accuracy(run.settings, result)
+        if name is None:
+            name = declared[0] if declared else rewards.accuracy_in(result)
+        value: Any = result.get(name)
         if rewards.accuracy_threshold is None or not is_number(value):
             return value
         return value > rewards.accuracy_threshold

@@ -1,6 +1,6 @@
 """`verl-ext check --try-reward`: call the reward function of a run on rows of its data, without a model.
 
-`trial.collect` scores responses, `judge` returns the findings, and `summarize` returns the lines that are printed.
+`trial.collect` scores responses, `_findings` says what is wrong, and `_summary` returns the lines that are printed.
 Without this check, most mistakes in a reward function would be found after the first rollout.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ import torch
 from verl_ext.advantages.estimator import compute, computing
 from verl_ext.advantages.log import record_step_of_verl_estimator
 from verl_ext.advantages.table import Table, is_number
-from verl_ext.checks.responses import OF_FILE, TEMPLATES, Response, RewardProbe, number_of, shortened
-from verl_ext.checks.rewards import ADDED_BY_MANAGER
-from verl_ext.checks.scoring import ADDED_BY_ROLLOUT, MANAGER
+from verl_ext.checks.managers import manager_of_verl
+from verl_ext.checks.responses import TEMPLATES, Response, RewardProbe, ScoredRow, number_of, shortened
+from verl_ext.checks.rewards import named_accuracy
+from verl_ext.checks.scorer_process import ADDED_BY_ROLLOUT
 from verl_ext.checks.summary import TOOLS
 from verl_ext.checks.trial import Trial, collect
 from verl_ext.core.batch import LARGEST_REWARD, SCORE
@@ -31,81 +32,75 @@ from verl_ext.core.rubrics import Criteria
 from verl_ext.errors import Finding, VerlExtError, listed
 from verl_ext.run import Run
 from verl_ext.run_config import FILTER, FUNCTION
-from verl_ext.settings import ACCURACY, ACCURACY_BETWEEN, ANY_REWARD, VerlExtSettings
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, VerlExtSettings
 
 AGENT, SINGLE_TURN = "actor_rollout_ref.rollout.agent", "single_turn_agent"
 NOT_RETURNED = ("reward", ANY_REWARD, ACCURACY_BETWEEN)
 """The metrics of a filter of groups that no reward function returns."""
-NAMED_TEMPLATES = 3
-"""The number of built-in templates that are named in a report about a reward that nothing receives."""
+
+
+class SourceResult(NamedTuple):
+    """What the ground truths of a data source receive."""
+
+    text: str
+    needs_review: bool
+    """Whether the text is printed as a note, and not only as a line of the summary."""
 
 
 def try_reward(run: Run, options: argparse.Namespace, deadline: float) -> tuple[list[str], list[Finding]]:
     """Call the reward function; return a summary and the findings. The calls end at the time `deadline`."""
     trial = collect(run, options, deadline)
-    findings = judge(trial, run)
-    texts = [finding.text for finding in findings]
-    lines = [line for line in summarize(trial, run) if line not in texts]  # what needs a review is printed once
-    return lines, findings
+    return _summary(trial, run), _findings(trial, run)
 
 
-def judge(trial: Trial, run: Run) -> list[Finding]:
+def _findings(trial: Trial, run: Run) -> list[Finding]:
     """Return the findings about the data and the reward function."""
-    findings = [*trial.findings, *failures(trial)]
+    findings = [*trial.findings, *_failures(trial)]
     if trial.training_results:
-        findings += errors_of_first_batch(trial, run)
+        findings += _errors_of_first_batch(trial, run)
         findings += _equal_rewards(trial, run)
         findings += _filter_metric(trial, run)
-    if tried_enough(trial):
-        findings += unrewarded_ground_truths(trial, run)
-        findings += constant_rewards(trial, run)
+    findings += unrewarded_ground_truths(trial, run)
+    findings += constant_rewards(trial, run)
     return [*findings, *trial.prompts.findings(), *_unused_tools(trial, run)]
 
 
-def failures(trial: Trial) -> Iterator[Finding]:
+def _failures(trial: Trial) -> Iterator[Finding]:
     """Report each mistake of the reward function once, with the first response for which it occurred."""
-    for failure in trial.probe.failures.values():
-        count, total = len(failure.where), len(trial.probe.results) + _count_failed(trial)
+    probe = trial.probe
+    total = len({*probe.results, *probe.failed})
+    for error in probe.failures.values():
         yield Finding(
             "error",
-            f"The reward function cannot score {count} of {total} responses, because {failure.error.text}. The first "
-            f"of them: {failure.where[0]}.",
-            failure.error.fix,
+            f"The reward function cannot score {len(error.where)} of {total} responses, because {error.text}. The "
+            f"first of them: {error.where[0]}.",
+            error.fix,
         )
 
 
-def _count_failed(trial: Trial) -> int:
-    return sum(len(failure.where) for failure in trial.probe.failures.values())
+def _errors_of_first_batch(trial: Trial, run: Run) -> Iterator[Finding]:
+    """Report what would end the run at its first batch, by computing the advantages of the scored responses.
 
-
-def errors_of_first_batch(trial: Trial, run: Run) -> Iterator[Finding]:
-    """Report what would end the run at its first batch, by computing the advantages of the scored responses."""
-    responses, columns, rewards = list(trial.training_results), trial.columns, run.settings.rewards
-    scores = torch.tensor(columns[SCORE], dtype=torch.float64)
-    without_dump = replace(run.settings, verl_ext=VerlExtSettings())
-    run_of_trial = Run(run.name, without_dump, run.chain)
-    table = Table(
-        settings=rewards,
-        row_index=RowIndex.of_padding(np.zeros(len(responses), dtype=bool)),
-        labels=[response.where for response in responses],
-        results=columns,
-        score=scores.numpy(),
-        truncated=np.ones(len(responses), dtype=bool),  # so that the number of turns is not compared
-    )
-    fields_of_steps = () if run.chain is None else run.chain.needs_fields
-    missing = {*(rewards.keys or ()), *fields_of_steps} - columns.keys()
-    if missing and (_manager_may_add(run) or not missing.isdisjoint({*ADDED_BY_ROLLOUT, *fields_of_steps})):
-        return  # the reward manager, the rollout or verl adds what is missing
+    The responses of a trial have no groups, because they are not samples of a model for a prompt. So the advantages
+    have no meaning, and only the errors count.
+    """
+    if _lacks_what_is_added_later(trial, run):
+        return
+    run_of_trial = Run(run.name, replace(run.settings, verl_ext=VerlExtSettings()), run.chain)  # writes no dump
+    rewards, table = run.settings.rewards, _table_of(trial, run)
     try:
         with computing(run_of_trial, table):
             if run.chain is None:
                 record_step_of_verl_estimator(run_of_trial, table)
             else:
-                compute(run.name, scores[:, None], torch.ones(len(responses), 1))
+                scores = torch.tensor(trial.columns[SCORE], dtype=torch.float64)
+                one_token_per_response = torch.ones(len(scores), 1)
+                compute(run.name, scores[:, None], one_token_per_response)
         if rewards.accuracy_between is not None:
             table.accuracy()
+        rows = [response.place for response in trial.training_results]
         for key in rewards.rubrics or ():  # a rubric has the same criteria for all responses to a row
-            Criteria.of(key, [response.place for response in responses], columns[key])
+            Criteria.of(key, rows, trial.columns[key])
     except VerlExtError as error:
         yield Finding("error", str(error), "")
     except Exception as error:  # noqa: BLE001 - a custom step may raise anything
@@ -113,9 +108,36 @@ def errors_of_first_batch(trial: Trial, run: Run) -> Iterator[Finding]:
         yield Finding("error", text, "Correct the step that raises this error.")
 
 
+def _lacks_what_is_added_later(trial: Trial, run: Run) -> bool:
+    """Return whether the reward function does not return something that a run reads, because others may add it.
+
+    Others are a custom reward manager, the rollout, and verl, which adds the fields that custom steps read.
+    """
+    fields_of_steps = () if run.chain is None else run.chain.needs_fields
+    keys = run.settings.rewards.keys or ()
+    missing = {*keys, *fields_of_steps} - trial.columns.keys()
+    if not missing:
+        return False
+    added_by_verl = {*ADDED_BY_ROLLOUT, *fields_of_steps}
+    return _manager_may_add(run) or not missing.isdisjoint(added_by_verl)
+
+
+def _table_of(trial: Trial, run: Run) -> Table:
+    """Return the scored responses to training rows as a batch of the run, with the responses as labels for errors."""
+    responses, columns = list(trial.training_results), trial.columns
+    return Table(
+        settings=run.settings.rewards,
+        row_index=RowIndex.of_padding(np.zeros(len(responses), dtype=bool)),
+        labels=[response.where for response in responses],
+        results=columns,
+        score=np.asarray(torch.tensor(columns[SCORE], dtype=torch.float64)),
+        truncated=np.ones(len(responses), dtype=bool),  # so that the number of turns is not compared
+    )
+
+
 def _manager_may_add(run: Run) -> bool:
-    """Return whether the run has a reward manager of its own, which may add components. The trial does not call it."""
-    return run.select(f"{MANAGER}.name") not in ADDED_BY_MANAGER
+    """Return whether the run has a custom reward manager, which may add components. The trial does not call it."""
+    return manager_of_verl(run.select) is None
 
 
 def _equal_rewards(trial: Trial, run: Run) -> Iterator[Finding]:
@@ -155,24 +177,33 @@ def tried_enough(trial: Trial) -> bool:
 
 def unrewarded_ground_truths(trial: Trial, run: Run) -> Iterator[Finding]:
     """Yield notes about data sources, or rows, whose ground truths receive no reward or are never correct."""
-    probe = trial.probe
+    for result in _source_results(trial, run):
+        if result.needs_review:
+            yield Finding("note", result.text, _fix_of_function(run))
+
+
+def _source_results(trial: Trial, run: Run) -> Iterator[SourceResult]:
+    """Yield what the ground truths of each data source receive, and whether that needs a review."""
+    probe, can_judge = trial.probe, tried_enough(trial)
     for source, rows in probe.rows.items():
-        best = probe.best_template[source]
-        if best is None:
-            yield Finding("note", _reward_of_no_template(probe, source), _fix_of_function(run))
-        elif best.kind != OF_FILE and any(not probe.gains(row.best) for row in rows):
-            yield Finding("note", reward_of_template(probe, source), _fix_of_function(run))
-        elif _is_never_correct(trial, run, source):
-            shown = f"`{shortened(rows[0].best.text)}` of {rows[0].best.place} receives {_values(probe, rows[0].best)}"
-            text = f"{_title(probe, source)} are never correct, although another reward is received: {shown}."
-            yield Finding("note", text, _fix_of_function(run))
+        has_unrewarded_row = any(not probe.gains(row.best) for row in rows)
+        needs_review = False
+        if source in probe.best_template:
+            needs_review = can_judge and has_unrewarded_row
+            yield SourceResult(reward_of_template(probe, source), needs_review)
+        elif source not in probe.rewarded_by_file:
+            needs_review = can_judge
+            yield SourceResult(_reward_of_no_template(probe, source), needs_review)
+        if can_judge and not needs_review and _is_never_correct(trial, run, source):
+            yield SourceResult(_never_correct(probe, source), needs_review=True)
 
 
 def _is_never_correct(trial: Trial, run: Run, source: str) -> bool:
-    """Return whether no response to a training row of a data source is correct, although it has an accuracy.
+    """Return whether no response to a training row of a data source is correct, although it should be.
 
-    If no other data source is correct either, a score that named rewards replace may be a constant on purpose, and
-    `constant_rewards` reports an accuracy that is a constant and a reward.
+    A response should be correct if another data source has a correct one. If none has, a response should be correct if
+    the accuracy is named: a score that named rewards replace may be a constant on purpose. An accuracy that is also a
+    reward and the same for all responses is left to `constant_rewards`.
     """
     probe, results = trial.probe, trial.training_results
     accuracies = [probe.accuracy(result) for response, result in results.items() if response.data_source == source]
@@ -181,16 +212,27 @@ def _is_never_correct(trial: Trial, run: Run, source: str) -> bool:
     correct_sources = {response.data_source for response in results if probe.gain(response, probe.accuracy) > 0}
     if correct_sources:
         return source not in correct_sources
-    name = run.settings.rewards.accuracy_key or ACCURACY
-    values = {str(probe.accuracy(result)) for result in probe.results.values()}
-    is_reported_as_constant = name in probe.measures and len(values) == 1
-    return name in trial.columns and not is_reported_as_constant
+    name = named_accuracy(run.settings, trial.columns)
+    is_returned = name is not None and name in trial.columns
+    accuracy_of_all_responses = {str(probe.accuracy(result)) for result in probe.results.values()}
+    is_reported_as_constant = name in probe.measures and len(accuracy_of_all_responses) == 1
+    return is_returned and not is_reported_as_constant
+
+
+def _never_correct(probe: RewardProbe, source: str) -> str:
+    """Return a sentence with the first ground truth of a data source that is never correct."""
+    best = probe.rows[source][0].best
+    return (
+        f"{_title(probe, source)} are never correct, although another reward is received: `{shortened(best.text)}` of "
+        f"{best.place} receives {_values(probe, best)}."
+    )
 
 
 def constant_rewards(trial: Trial, run: Run) -> Iterator[Finding]:
     """Yield a note for each reward that is the same for all responses, if another reward is received."""
     probe = trial.probe
-    if not any(probe.best_template.values()):
+    is_any_rewarded = probe.best_template or probe.rewarded_by_file
+    if not is_any_rewarded or not tried_enough(trial):
         return
     for name, measure in probe.measures.items():
         values = {str(measure(result)) for result in probe.results.values()}
@@ -220,8 +262,11 @@ def _fix_of_function(run: Run) -> str:
     )
 
 
-def summarize(trial: Trial, run: Run) -> list[str]:
-    """Return lines about the components, the templates that are rewarded, and the prompts."""
+def _summary(trial: Trial, run: Run) -> list[str]:
+    """Return lines about the components, the templates that are rewarded, and the prompts.
+
+    What needs a review is a note, so it is not a line as well.
+    """
     probe = trial.probe
     places = probe.tried_rows.keys()
     count = len(places & trial.training_rows.keys())
@@ -235,12 +280,10 @@ def summarize(trial: Trial, run: Run) -> list[str]:
         f"{count_of_validation} of data.val_files{duration}:"
     ]
     lines += _components(trial.columns, run)
-    for source, best in probe.best_template.items():
-        if best is None:
-            lines.append(_reward_of_no_template(probe, source))
-        elif best.kind != OF_FILE:
-            lines.append(reward_of_template(probe, source))
-    return [*lines, trial.prompts.summary()]
+    lines += [result.text for result in _source_results(trial, run) if not result.needs_review]
+    if not trial.prompts.needs_review:
+        lines.append(trial.prompts.summary())
+    return lines
 
 
 def _components(columns: Mapping[str, Sequence[Any]], run: Run) -> Iterator[str]:
@@ -249,13 +292,14 @@ def _components(columns: Mapping[str, Sequence[Any]], run: Run) -> Iterator[str]
     for key, results in columns.items():
         values, lengths = _entries(key, results, run)
         numbers = [float(value) for value in values if is_number(value) and abs(value) <= LARGEST_REWARD]
-        parts = [" or ".join(sorted({type(value).__name__ for value in values})) + lengths]
+        types = sorted({type(value).__name__ for value in values})
+        facts = [" or ".join(types), lengths]
         if numbers:
-            parts.append(f"{min(numbers):g} to {max(numbers):g}")
+            facts.append(f"{min(numbers):g} to {max(numbers):g}")
         others = len(values) - len(numbers)
         if others:
-            parts.append(f"{others} are NaN, missing or not a number")
-        yield f"  {key}: {', '.join(parts)}"
+            facts.append(f"{others} are NaN, missing or not a number")
+        yield f"  {key}: {', '.join(fact for fact in facts if fact)}"
         if numbers and 0 <= min(numbers) < max(numbers) <= 1 and not lengths:
             accuracies.append(key)
     yield f"  components that vary within [0, 1], so that they can be used as an accuracy: {listed(accuracies)}"
@@ -272,28 +316,39 @@ def _entries(key: str, results: Sequence[Any], run: Run) -> tuple[Sequence[Any],
         counts = [len(entries) for entries in lists]
         entries = [entry[0] if is_rubric else entry for entries in lists for entry in entries]
         unit = "criteria per rubric" if is_rubric else "turns per response"
-        return entries, f", {min(counts)} to {max(counts)} {unit}"
+        return entries, f"{min(counts)} to {max(counts)} {unit}"
     return results, ""
 
 
 def _title(probe: RewardProbe, source: str) -> str:
-    return "Ground truths" + (f" of data_source {source}" if len(probe.best_template) > 1 else "")
+    return "Ground truths" + (f" of data_source {source}" if len(probe.rows) > 1 else "")
 
 
 def reward_of_template(probe: RewardProbe, source: str) -> str:
-    """Return what the ground truths of a data source receive in its best template, and which receive less."""
+    """Return what the ground truths of a data source receive in its best template, in how many rows, and in which not.
+
+    A reward may depend on the ground truth, for example on its length. So a row counts if it receives at least half of
+    what the best one gains over an empty response.
+    """
     best, rows = probe.best_template[source], probe.rows[source]
-    if best is None:
-        return ""
-    most = probe.gains(best)
-    lower = [row.best for row in rows if _receives_less(probe, row.best, most)]
+    in_template = [row.in_template(best.kind) for row in rows]
+    values_of_best, gains_of_best = _values(probe, best), probe.gains(best)
+    lower: list[ScoredRow] = []
+    values_of_others = set()
+    for row, response in zip(rows, in_template, strict=True):
+        if response is None or _receives_less(probe, response, gains_of_best):
+            lower.append(row)
+        else:
+            values_of_others.add(_values(probe, response))
+    varies = values_of_others != {values_of_best}
+    or_less = ", or at least half of this gain over an empty response," if varies else ""
     text = (
-        f"{_title(probe, source)} formatted as `{shortened(best.text)}` receive {_values(probe, best)} in "
+        f"{_title(probe, source)} formatted as `{shortened(best.text)}` receive {values_of_best}{or_less} in "
         f"{len(rows) - len(lower):,} of {len(rows):,} rows."
     )
-    for response in lower[:3]:
+    for row in lower[:3]:
         text += (
-            f" The ground truth `{shortened(response.text)}` of {response.place} receives {_values(probe, response)}."
+            f" The ground truth `{shortened(row.best.text)}` of {row.best.place} receives {_values(probe, row.best)}."
         )
     return text
 
@@ -308,8 +363,8 @@ def _reward_of_no_template(probe: RewardProbe, source: str) -> str:
     """Return what the first ground truth of a data source receives, and the templates that receive no more."""
     row = probe.rows[source][0]
     tried = [response.kind for response in row.from_truth]
-    candidates = (*TEMPLATES[:NAMED_TEMPLATES], *probe.custom_templates)
-    named = [f"`{template}`" for template in candidates if template in tried]
+    well_known_templates = (*TEMPLATES[:3], *probe.custom_templates)
+    named = [f"`{template}`" for template in well_known_templates if template in tried]
     others = len(tried) - len(named)
     templates = ", ".join(named)
     if others:

@@ -1,6 +1,7 @@
-"""Settings that verl accepts and does not read, as tables. This file needs nothing else of verl_ext.
+"""Settings that verl accepts and does not read, as tables. This file and `managers` need nothing else of verl_ext.
 
-The functions take the settings that the user has written, by path, because a default of verl is no mistake.
+The functions take the settings that the user has written, by path, because a default of verl is no mistake. The paths
+below repeat some of `run_config`, which a contract in pyproject.toml keeps this file from importing.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
+from verl_ext.checks.managers import MANAGER_ARGUMENTS, manager_of_verl
+
 ACTOR = "actor_rollout_ref.actor"
 FILTER = "algorithm.filter_groups"
 FUNCTION = "reward.custom_reward_function"
 CORRECTION = "algorithm.rollout_correction"
-MANAGER = "reward.reward_manager"
-MANAGER_ARGUMENTS = "reward.reward_kwargs"
 KL_IN_LOSS = f"{ACTOR}.use_kl_loss"
 KL_IN_REWARD = "algorithm.use_kl_in_reward"
 
@@ -49,15 +50,6 @@ SWITCHES = (
         f"{ACTOR}.clip_ratio_low={{value}} {ACTOR}.clip_ratio_high={{value}}",
     ),
 )
-DAPO_ARGUMENTS = (
-    "max_resp_len",
-    *(f"overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor", "log")),
-)
-ARGUMENTS_READ: Mapping[str, tuple[str, ...]] = {
-    "dapo": DAPO_ARGUMENTS,
-    **dict.fromkeys(("gdpo", "naive", "rate_limited", "remote"), ()),
-}
-"""The entries of `reward.reward_kwargs` that each reward manager of verl reads."""
 OLD_SECTIONS = ("reward_model", "custom_reward_function", "sandbox_fusion")
 """The sections that older versions of verl had at the top level: `main_ppo` composes them, but does not read them."""
 
@@ -89,10 +81,10 @@ def behind_switches(written: Mapping[str, Any], select: Callable[[str], Any]) ->
 
 def arguments_not_read(written: Iterable[str], select: Callable[[str], Any]) -> list[str]:
     """Return the paths of written entries of `reward.reward_kwargs` that verl's reward manager does not read."""
-    name = select(f"{MANAGER}.name")
-    if select(f"{MANAGER}.source") != "register" or name not in ARGUMENTS_READ:
+    manager = manager_of_verl(select)
+    if manager is None:
         return []
-    read = [f"{MANAGER_ARGUMENTS}.{argument}" for argument in ARGUMENTS_READ[name]]
+    read = [f"{MANAGER_ARGUMENTS}.{argument}" for argument in manager.arguments]
     return [path for path in written if path.startswith(f"{MANAGER_ARGUMENTS}.") and path not in read]
 
 

@@ -12,12 +12,13 @@ from omegaconf import OmegaConf
 
 from verl_ext.checks import unread
 from verl_ext.checks.estimators import kl_in_loss, why_not_kl_in_reward
+from verl_ext.checks.managers import MANAGER, MANAGER_ARGUMENTS, REWARD_MANAGERS
 from verl_ext.checks.presets import written_settings
 from verl_ext.checks.rewards import needs_nonnegative_sum
-from verl_ext.checks.unread import KL_IN_LOSS, KL_IN_REWARD, MANAGER, Switch
+from verl_ext.checks.unread import KL_IN_LOSS, KL_IN_REWARD, Switch
 from verl_ext.errors import Finding, listed
 from verl_ext.run import Run
-from verl_ext.run_config import ACTOR, ROLLOUT
+from verl_ext.run_config import ACTOR, ROLLOUT, uses_default_trainer
 
 GREEDY = (("temperature", 0, 1), ("top_k", 1, -1))
 """Settings of the rollout, each with the value that makes responses identical, and a usual value."""
@@ -27,7 +28,7 @@ FSDP = ("fsdp", "fsdp2")
 
 def settings_without_switch(run: Run) -> Iterator[Finding]:
     """Warn about settings that verl reads only together with another setting."""
-    written = {path: setting.value for path, setting in written_settings().items()}
+    written = {path: setting.value for path, setting in written_settings(run).items()}
     for path, value, switch in unread.behind_switches(written, run.select):
         state = f"{switch.path}={switch.default}"
         if switch.default is None:
@@ -52,19 +53,19 @@ def _fix_of_switch(run: Run, path: str, value: Any, switch: Switch) -> str:
 
 def arguments_of_manager(run: Run) -> Iterator[Finding]:
     """Warn about entries of `reward.reward_kwargs` that verl's reward manager does not read."""
-    paths = unread.arguments_not_read(written_settings(), run.select)
+    paths = unread.arguments_not_read(written_settings(run), run.select)
     if not paths:
         return
     name = run.select(f"{MANAGER}.name")
-    of_dapo = {f"{unread.MANAGER_ARGUMENTS}.{argument}" for argument in unread.DAPO_ARGUMENTS}
-    arguments = ", ".join(unread.DAPO_ARGUMENTS)
+    read_by_dapo = {f"{MANAGER_ARGUMENTS}.{argument}" for argument in REWARD_MANAGERS["dapo"].arguments}
+    arguments = ", ".join(REWARD_MANAGERS["dapo"].arguments)
     # The penalty is a part of the score. `keys` replace the score, and some steps need a score of at least 0.
     has_keys = run.chain is not None and run.settings.rewards.keys is not None
     rejects_penalty = has_keys or needs_nonnegative_sum(run.chain)
     fix = f"Remove {', '.join(paths)}."
     if name == "dapo":
         fix += f" Use only entries of reward.reward_kwargs that dapo reads: {arguments}."
-    elif not rejects_penalty and of_dapo.issuperset(paths):
+    elif not rejects_penalty and read_by_dapo.issuperset(paths):
         fix = f"Set {MANAGER}.name=dapo, which reads {arguments}. Otherwise, remove {', '.join(paths)}."
     yield Finding(
         "warning", f"verl's reward manager does not read {', '.join(paths)} while {MANAGER}.name={name}.", fix
@@ -87,7 +88,7 @@ def unused_pf_ppo(run: Run) -> Iterator[Finding]:
         return
     if run.name != "gae":
         effect = f"has no effect on algorithm.adv_estimator={run.name}"
-    elif run.select("trainer.use_v1"):
+    elif uses_default_trainer(run.config):
         effect = "assigns responses the returns of other responses on verl's default trainer (trainer.use_v1=True)"
     else:
         return

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PRESETS = "verl_ext"
+PRESET_GROUP = "verl_ext"
 """Hydra's group of the presets, which is also the name of their folder."""
-FILES = Path(__file__).parent / PRESETS
+PRESET_FOLDER = Path(__file__).parent / PRESET_GROUP
 """The folder of the presets that are files."""
-PRESET_NAMES = "verl_ext_presets"
-"""The top-level entry to which the preset of an estimator adds its name.
+SELECTED_PRESETS = "verl_ext_presets"
+"""The top-level entry to which the preset of an estimator adds its name, as in `{gdpo: true}`.
 
 Hydra's `runtime.choices` lacks presets in a list (`[cpu,gdpo]`).
 """
@@ -28,8 +28,10 @@ def store_presets(config_store: ModuleType) -> None:
     """Store the presets in Hydra's ConfigStore."""
     from verl_ext.registry import ADDED_ESTIMATORS
 
-    store = partial(config_store.ConfigStore.instance().store, group=PRESETS, package="_global_", provider=PRESETS)
-    for path in FILES.glob("*.yaml"):
+    store = partial(
+        config_store.ConfigStore.instance().store, group=PRESET_GROUP, package="_global_", provider=PRESET_GROUP
+    )
+    for path in PRESET_FOLDER.glob("*.yaml"):
         store(name=path.stem, node=read_yaml(path))
     for name in ADDED_ESTIMATORS:
         try:
@@ -45,7 +47,7 @@ def store_presets(config_store: ModuleType) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a file."""
+    """Return the content of a YAML file whose top level is a mapping."""
     import yaml
 
     # Every process that imports hydra does this; the loader written in Python takes ten times as long.
@@ -60,15 +62,16 @@ def preset(name: str) -> dict[str, Any]:
     from verl_ext.settings import COMMON
 
     method = load(name)
-    others = {*COMMON}
+    other_sections = {*COMMON}
     if method.base_setting is not None:
-        others.update(possible_bases())
+        other_sections.update(possible_bases())
     algorithm: dict[str, Any] = {"adv_estimator": name}
     for section, kind in sections().items():
-        # A section that must be set cannot be listed with defaults, except for the section of the estimator itself.
-        if section == name or (section in others and default_section(kind) is not None):
+        has_defaults = default_section(kind) is not None  # otherwise one of its settings must be set
+        is_optional_section = section in other_sections and has_defaults
+        if section == name or is_optional_section:
             algorithm[section] = _default_values(kind)
-    return {"algorithm": algorithm, PRESET_NAMES: {name: True}, **method.preset}
+    return {"algorithm": algorithm, SELECTED_PRESETS: {name: True}, **method.preset}
 
 
 def _default_values(kind: type[Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_ext.checks.on_cpu import TRAINER_MODE
-from verl_ext.conf import FILES, read_yaml
-from verl_ext.errors import ConfigurationError, reading
+from verl_ext.conf import PRESET_FOLDER, read_yaml
+from verl_ext.errors import ConfigurationError, explaining_errors
 
 SMALL_SIZES = {
     "num_hidden_layers": 2,
@@ -59,7 +59,7 @@ def make_model(config: Any, section: str, folder: Path) -> Any:
     settings = OmegaConf.select(config, section)
     trusted = {"trust_remote_code": bool(settings.get("trust_remote_code"))}
     fix = f"Set {section}.path to a model whose configuration and tokenizer are on this machine or can be downloaded."
-    with reading(f"{section}.path={settings.path}", ConfigurationError, fix=fix):
+    with explaining_errors(f"{section}.path={settings.path}", ConfigurationError, fix=fix):
         model_config = AutoConfig.from_pretrained(settings.get("hf_config_path") or settings.path, **trusted)
         tokenizer = AutoTokenizer.from_pretrained(settings.get("tokenizer_path") or settings.path, **trusted)
         if hasattr(model_config, "vision_config") or hasattr(model_config, "audio_config"):
@@ -72,7 +72,7 @@ def make_model(config: Any, section: str, folder: Path) -> Any:
         model = AutoModelForCausalLM.from_config(small_config, dtype=torch.float32, **trusted)
         check_model(model)
     fix = "Set trainer.default_local_dir to a folder with enough free space."
-    with reading(f"The folder {folder} of trainer.default_local_dir", ConfigurationError, "written", fix):
+    with explaining_errors(f"The folder {folder} of trainer.default_local_dir", ConfigurationError, "written", fix):
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return tokenizer
@@ -90,7 +90,7 @@ def scale_down_run(user_config: Any, folder: Path, responses: Path | None) -> tu
     left_out = _switch_off(config, changes["left_out"])
     # Before other sections change: the reward may refer to them, for example to the run's response length.
     OmegaConf.resolve(config.reward)
-    config = OmegaConf.merge(config, read_yaml(FILES / "cpu.yaml"), changes["replaced"])
+    config = OmegaConf.merge(config, read_yaml(PRESET_FOLDER / "cpu.yaml"), changes["replaced"])
     if OmegaConf.select(config, TRAINER_MODE) == "separate_async":
         config = OmegaConf.merge(config, changes["instead_of_separate_async"])
     config.actor_rollout_ref.model.path = f"{folder}/model"

@@ -39,7 +39,7 @@ from verl_ext.cpu.report import (
     report_tools,
     report_training,
 )
-from verl_ext.errors import ConfigurationError, reading
+from verl_ext.errors import ConfigurationError, explaining_errors
 from verl_ext.files import METRICS, say
 
 MARKER = "verl_ext.rehearsal"
@@ -119,7 +119,7 @@ def empty_and_lock(folder: Path) -> TextIO:
     Raise if the folder was not created by a rehearsal, or if another rehearsal is running in it.
     """
     fix = "Set trainer.default_local_dir to a folder that can be written."
-    with reading(f"The folder {folder} of trainer.default_local_dir", ConfigurationError, "written", fix):
+    with explaining_errors(f"The folder {folder} of trainer.default_local_dir", ConfigurationError, "written", fix):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not (folder / MARKER).exists():
             raise ConfigurationError(

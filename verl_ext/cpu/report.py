@@ -14,7 +14,7 @@ import verl_ext
 from verl_ext.checks.on_cpu import TRAINER_MODE
 from verl_ext.checks.samples import sample
 from verl_ext.cpu import progress
-from verl_ext.errors import ConfigurationError, listed, reading
+from verl_ext.errors import ConfigurationError, explaining_errors, listed
 from verl_ext.files import METRICS, json_lines
 from verl_ext.run_config import select
 
@@ -111,7 +111,7 @@ def report_prompt(user: Any, tokenizer: Any, template: Any) -> Iterator[Line]:
     messages = row[user.data.prompt_key]
     settings = user.data.get("apply_chat_template_kwargs") or {}
     fix = f"Set {CHAT_TEMPLATE} to a template that accepts the messages of the first row of data.train_files."
-    with reading("The tokenizer's chat template", ConfigurationError, "applied", fix):
+    with explaining_errors("The tokenizer's chat template", ConfigurationError, "applied", fix):
         prompt = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template, **settings)
     dropped_roles = []
     for message in messages:

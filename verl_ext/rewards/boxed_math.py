@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from verl_ext.core.schema import bounded
-from verl_ext.rewards.math_judge import JUDGE, NoVerdictError
+from verl_ext.rewards.math_judge import VERIFIER, NoVerdictError
 from verl_ext.rewards.options import ExtraInfo, bad_truth, parse_options, require_package, row_name, truth_text
 
 MAX_CHARACTERS = 2000
-# A ground truth may take this multiple of `timeout`.
-GOLD_PATIENCE = 10
+"""The length of the longest answer that is verified."""
+GROUND_TRUTH_TIMEOUT_FACTOR = 10
+"""A ground truth may take this multiple of `timeout`."""
 
 _BARE = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)|[A-Za-z]"
 _SPACE = r"(?:[ \t]|\\[,;: ]|\\q?quad\b)*"
@@ -83,7 +84,7 @@ def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float 
         raise bad_truth(row, "has a box that cannot be read", ground_truth, r"\boxed{...}")
     gold = text if boxed is None else boxed
     try:
-        problem = _why_unreadable(gold, GOLD_PATIENCE * timeout)
+        problem = _why_unreadable(gold, GROUND_TRUTH_TIMEOUT_FACTOR * timeout)
     except NoVerdictError as error:  # not cached: the next sample asks again
         problem = f"cannot be read, because {error}"
     if problem:
@@ -95,7 +96,7 @@ def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float 
 def _why_unreadable(gold: str, timeout: float) -> str | None:
     if last_boxed(rf"\boxed{{{gold}}}") != gold:
         return "has unbalanced braces"
-    return None if JUDGE.ask(gold, gold, timeout) else "cannot be read by math-verify"
+    return None if VERIFIER.ask(gold, gold, timeout) else "cannot be read by math-verify"
 
 
 def compute_score(
@@ -106,5 +107,5 @@ def compute_score(
     gold = check_ground_truth(ground_truth, row_name(data_source, extra_info), options.timeout)
     boxed = last_boxed(solution_str)
     judged = boxed is not None and 0 < len(boxed) <= MAX_CHARACTERS
-    accuracy = float(judged and JUDGE.equal(gold, str(boxed), options.timeout))
+    accuracy = float(judged and VERIFIER.equal(gold, str(boxed), options.timeout))
     return {"accuracy": accuracy, "score": accuracy}

@@ -1,14 +1,24 @@
 r"""Run math-verify in a child process, which the kernel kills if a verification takes too long.
 
-`python -I math_judge.py FD PATH` is the child: it reads (gold, answer, timeout) from a pipe and writes True or False.
-Before each verification it sets a timer that kills it, even inside a big-integer operation, which Python code cannot
-interrupt. The timer counts CPU time, so that correct answers stay correct on a busy machine. A child that hangs uses no
-CPU time. It is killed after ten times the limit in wall time, and after at least a minute. That is an error, and the
-answer does not count as incorrect.
+`python -I math_judge.py FD PATH` is the child. A pipe connects it to the process that calls the reward function:
 
-A child processes one request at a time and is reused only after its reply. An exception between a request and its reply
-ends the child, so that a late reply is never taken for the reply to the next request. Process pools (pebble, loky,
-`concurrent.futures`) hang after random interruptions and limit wall time.
+1. The parent starts the child for its first verification, and verifies `10\%`, which loads most of sympy.
+2. The parent sends `(gold, answer, timeout)`. The child sets a timer, verifies, and sends True or False.
+3. A child has one request at a time and is reused only after its reply. An exception between a request and its reply
+   ends the child, so that a late reply is never taken for the reply to the next request.
+
+Four mechanisms work together:
+
+- The timer (SIGPROF) counts CPU time, so that correct answers stay correct on a busy machine. Its signal kills the
+  child even inside a big-integer operation, which Python code cannot interrupt. The answer then counts as incorrect.
+- A child that hangs uses no CPU time. So the parent waits only `_WALL_SECONDS_PER_CPU_SECOND` times the limit, and at
+  least `_MIN_WALL_SECONDS`. After that it kills the child and raises an error, because the answer may be correct.
+- A limit of the address space ends a child whose integers grow without end. The parent tries once more with a new
+  child, because the idle child may have been killed for another reason.
+- verl calls reward functions in threads, so a lock lets one thread at a time use the child. A process that was forked
+  has a `Verifier` without a child, because the child belongs to its parent.
+
+Process pools (pebble, loky, `concurrent.futures`) hang after random interruptions and limit wall time.
 """
 
 import logging
@@ -25,17 +35,23 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_START_SECONDS = 60.0  # of CPU time for the first verification, which loads most of sympy
-_PATIENCE = 10  # seconds of wall time for each second of CPU time
-_LEAST_WAIT = 60.0  # seconds of wall time, because two dozen verifications may share two cores
-_MEMORY = 4 << 30  # bytes of address space: the limit for runaway powers of integers
+_START_SECONDS = 60.0
+"""The limit of CPU time for the first verification of a child."""
+_WALL_SECONDS_PER_CPU_SECOND = 10
+"""How long the parent waits for a reply, for each second of the limit of CPU time."""
+_MIN_WALL_SECONDS = 60.0
+"""How long the parent waits at least, because two dozen verifications may share two cores."""
+_EXIT_SECONDS = 5.0
+"""How long the parent waits for the exit status of a child that has closed the pipe."""
+_MEMORY = 4 << 30
+"""The limit of the address space in bytes."""
 
 
 class NoVerdictError(Exception):
     """math-verify did not finish. The message says why."""
 
 
-class Judge:
+class Verifier:
     """Starts the child for the first verification, and lets one thread at a time use it."""
 
     def __init__(self) -> None:
@@ -51,7 +67,10 @@ class Judge:
             return False
 
     def ask(self, gold: str, answer: str, timeout: float) -> bool:
-        """Return whether both are equal. Raise `NoVerdictError` after `timeout` seconds of CPU time."""
+        """Return whether both are equal.
+
+        Raise `NoVerdictError` after `timeout` seconds of CPU time, or if the child has ended twice without a reply.
+        """
         with self._lock:
             for _ in range(2):  # the idle child may have been killed
                 child = self._idle or _start()
@@ -72,20 +91,28 @@ class Judge:
         self.__init__()  # type: ignore[misc]
 
 
-JUDGE = Judge()
-os.register_at_fork(after_in_child=JUDGE.forget)
+VERIFIER = Verifier()
+os.register_at_fork(after_in_child=VERIFIER.forget)
+
+
+def _folders_with_working_folder_last() -> list[str]:
+    """Return the search path of this process, so ordered that no file of the user can shadow a library."""
+    working_folder = os.path.realpath(os.curdir)
+    folders = [os.path.abspath(folder) for folder in sys.path]
+    libraries = [folder for folder in folders if os.path.realpath(folder) != working_folder]
+    return [*libraries, *(folder for folder in folders if folder not in libraries)]
 
 
 class _Child:
+    """A child process, and this end of its pipe."""
+
     def __init__(self) -> None:
-        self.pipe, theirs = Pipe()
-        # The search path of the caller, with the working folder last, so that no file there can shadow a library.
-        here = os.path.realpath(os.curdir)
-        folders = sorted(map(os.path.abspath, sys.path), key=lambda folder: os.path.realpath(folder) == here)
-        with theirs:
+        self.pipe, pipe_of_child = Pipe()
+        search_path = os.pathsep.join(_folders_with_working_folder_last())
+        with pipe_of_child:
             self.popen = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", __file__, str(theirs.fileno()), os.pathsep.join(folders)],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-I", __file__, str(pipe_of_child.fileno()), search_path],
+                pass_fds=[pipe_of_child.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the caller
@@ -93,7 +120,7 @@ class _Child:
 
     def ask(self, gold: str, answer: str, timeout: float) -> bool | None:
         """Return the verdict, or None if the child ended without one."""
-        wait = max(_LEAST_WAIT, _PATIENCE * timeout)
+        wait = max(_MIN_WALL_SECONDS, _WALL_SECONDS_PER_CPU_SECOND * timeout)
         try:
             self.pipe.send((gold, answer, timeout))
             if self.pipe.poll(wait):
@@ -105,21 +132,23 @@ class _Child:
                 "Its process does not get CPU time. Reduce the load of this machine, or free memory."
             )
         except (EOFError, ConnectionError):  # the child is ending: wait for its own exit status
-            self.end(patience=5.0)
+            self.end(_EXIT_SECONDS)
             return None
         except BaseException:  # the reply may still come: do not use this child again
             self.end()
             raise
 
-    def end(self, patience: float = 0.0) -> None:
+    def end(self, exit_seconds: float = 0.0) -> None:
+        """Kill the child, if it does not end by itself within some seconds."""
         self.pipe.close()
         with suppress(subprocess.TimeoutExpired):
-            self.popen.wait(patience)
+            self.popen.wait(exit_seconds)
         self.popen.kill()  # does nothing if it has ended
         self.popen.wait()
 
 
 def _start() -> _Child:
+    """Return a child that has verified an answer. Raise if math-verify does not work."""
     child = _Child()
     if child.ask(r"10\%", r"10\%", _START_SECONDS):
         return child
@@ -149,8 +178,8 @@ def main(pipe: Connection, path: str) -> None:
             gold, answer, timeout = pipe.recv()
             signal.setitimer(signal.ITIMER_PROF, timeout)  # it does not run while the process waits
             library = import_module("math_verify")  # it catches its own exceptions, and answers False
-            wanted, given = parse_answer(gold), parse_answer(answer)  # an empty list is equal to nothing
-            pipe.send(bool(library.verify(wanted, given, timeout_seconds=None)))
+            parsed_gold, parsed_answer = parse_answer(gold), parse_answer(answer)  # an empty list equals nothing
+            pipe.send(bool(library.verify(parsed_gold, parsed_answer, timeout_seconds=None)))
 
 
 @lru_cache(maxsize=1024)  # the answers of a group share their gold, and many of them are equal

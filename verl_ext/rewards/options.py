@@ -7,17 +7,15 @@ from typing import Any, TypeVar
 from verl_ext.core.schema import parse_dataclass
 from verl_ext.errors import ConfigurationError, DataError
 
-Options = TypeVar("Options")
+OptionsClass = TypeVar("OptionsClass")
 ExtraInfo = Mapping[str, Any] | None
-
-#: The setting with the arguments, for messages.
 KWARGS = "reward.custom_reward_function.reward_kwargs"
-
-#: verl adds these arguments to every call if there is a reward model. They are not options of a reward function.
+"""The setting with the arguments, for messages."""
 FROM_VERL = frozenset({"reward_router_address", "reward_model_tokenizer"})
+"""verl adds these arguments to every call if there is a reward model. They are not options of a reward function."""
 
 
-def parse_options(cls: type[Options], kwargs: Mapping[str, object]) -> Options:
+def parse_options(cls: type[OptionsClass], kwargs: Mapping[str, object]) -> OptionsClass:
     """Make the options, a frozen dataclass, from the keyword arguments of a call."""
     return parse_dataclass(cls, {name: value for name, value in kwargs.items() if name not in FROM_VERL}, KWARGS)
 

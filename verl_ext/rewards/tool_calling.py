@@ -32,8 +32,8 @@ _THINK = Section("think")
 _TOOL_CALL = Section("tool_call", own_lines=True)
 _RESPONSE = Section("response")
 
-#: The layouts of a response that ToolRL's prompt allows.
 LAYOUTS = ((_THINK, _TOOL_CALL), (_THINK, _RESPONSE), (_THINK, _TOOL_CALL, _RESPONSE))
+"""The layouts of a response that ToolRL's prompt allows."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,10 @@ def compute_score(
 
 
 def agreement(options: Options, true: list[Call], answer: str) -> float:
-    """Return the fraction of the true calls that the response makes, or 0 if its calls cannot be read."""
+    """Return s / t of the formula of `correctness`, between 0 and 1, or 0 if the calls of the response cannot be read.
+
+    s counts names of tools, names of parameters and equal values, and t is s for a full match.
+    """
     if not has_both_tags(answer, _TOOL_CALL.tag):
         return 0.0
     try:
@@ -121,5 +124,5 @@ def agreement(options: Options, true: list[Call], answer: str) -> float:
         names = tool_calls.overlap([call["name"] for call in true], [call["name"] for call in predicted])
     except (UnreadableCallsError, RecursionError):
         return 0.0
-    full = sum(1 + len(call["parameters"]) for call in true)
-    return (names + matches) / (1 + full)
+    best_matches = sum(1 + len(call["parameters"]) for call in true)
+    return (names + matches) / (1 + best_matches)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-#: A parsed call: `{"name": ..., "parameters": {...}}`, possibly with more keys.
 Call = dict[str, Any]
-
-#: Weight of matching true call i (row) with predicted call j (column).
+"""A parsed call: `{"name": ..., "parameters": {...}}`, possibly with more keys."""
 Weights = list[list[float]]
+"""Weight of matching true call i (row) with predicted call j (column)."""
 
 
 class UnreadableCallsError(ValueError):

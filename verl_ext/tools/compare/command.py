@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_ext.errors import ConfigurationError, DataError, reading
+from verl_ext.errors import ConfigurationError, DataError, explaining_errors
 from verl_ext.files import aligned, say
 from verl_ext.settings import Settings
 from verl_ext.tools.compare import variants
@@ -20,7 +20,7 @@ from verl_ext.tools.compare.variants import Outcome, Variant
 
 def compare(options: argparse.Namespace) -> int:
     """Print the tables, and write the advantages if asked to."""
-    with reading(options.rollouts):
+    with explaining_errors(options.rollouts):
         rollouts = read_rollouts(options.rollouts, options.prompt)
     compared, shared = variants.parse(options.variants, rollouts)
     rollouts = rollouts.with_rubrics(_rubrics(compared)).with_score(shared.rewards)

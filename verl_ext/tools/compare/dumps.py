@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_ext.core.schema import parse_dataclass
-from verl_ext.errors import DataError, reading
+from verl_ext.errors import DataError, explaining_errors
 from verl_ext.settings import Settings
 from verl_ext.tools.compare.rollouts import SCORE, DumpMetadata, Rollouts, lengths_of, require_values
 
@@ -82,7 +82,7 @@ def _load_dumps(files: Sequence[Path]) -> tuple[list[_Dump], list[str]]:
 
 def _parse_metadata(file: Path, text: bytes) -> DumpMetadata:
     """Parse the metadata of a dump. Raise for those of an earlier version, which have no times."""
-    with reading(file):
+    with explaining_errors(file):
         entries = json.loads(text)
         if "started_at" not in entries:
             raise DataError(

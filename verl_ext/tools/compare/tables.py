@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from verl_ext.core.groups import Array
-from verl_ext.errors import DataError, listed, reading, unknown
+from verl_ext.errors import DataError, explaining_errors, listed, unknown
 from verl_ext.files import json_lines
 from verl_ext.tools.compare.rollouts import SCORE, TOKENS, WEIGHTED_SUM, Rollouts, lengths_of, require_values
 
@@ -56,7 +56,7 @@ def _table(file: Path, exact_columns: Collection[str]) -> pd.DataFrame:
     The columns in `exact_columns` keep the objects of the file, and the text of a CSV file. pandas would convert
     integers to floats if one of them is missing, and text that looks like a number to a number.
     """
-    with reading(file):
+    with explaining_errors(file):
         match file.suffix.lower():
             case ".csv":
                 return _csv(file, exact_columns)

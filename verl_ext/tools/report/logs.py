@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from verl_ext.errors import DataError, listed, reading
+from verl_ext.errors import DataError, explaining_errors, listed
 from verl_ext.files import METRICS, json_lines
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _records(path: Path) -> tuple[list[_Record], int]:
         if line is None or not {"step", "data"} <= line.keys():
             unreadable_lines += 1
             continue
-        with reading(f"{path}:{number}"):
+        with explaining_errors(f"{path}:{number}"):
             step = int(float(line["step"]))
             numbers = {name: float(value) for name, value in line["data"].items() if isinstance(value, int | float)}
         records.append(_Record(step, numbers))
