@@ -113,6 +113,7 @@ def test_misspelled_key_and_an_exception_are_both_reported(try_reward, tmp_path)
     status, output = try_reward("--responses", str(tmp_path / "responses.jsonl"), keys="corect,format")
     assert status == 1
     assert says(output, "'corect'", "'correct'")
+    assert "0 errors" not in output
     assert a_line_says(output, f"row 1 of {tmp_path}/train.parquet", "response of the file", "KeyError")
 
 

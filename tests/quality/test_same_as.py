@@ -135,11 +135,22 @@ def accepts_nothing(method, algorithm):
     return False
 
 
+RENAMED_FEATURES = ("dara.of", "steps.center")
+
+
+def spelling_of(accepts):
+    """Return the names of a version that has been asked for the renamed features."""
+    spelling = Spelling(accepts)
+    for feature in RENAMED_FEATURES:
+        spelling.knows(feature)
+    return spelling
+
+
 @pytest.mark.usefixtures("renamed_settings")
 @pytest.mark.parametrize(
     ("accepts", "is_known"), [(accepts_new_names, True), (accepts_everything, True), (accepts_nothing, False)]
 )
-@pytest.mark.parametrize("feature", ["dara.of", "steps.center"])
+@pytest.mark.parametrize("feature", RENAMED_FEATURES)
 def test_feature_is_known_if_a_version_accepts_one_of_its_names(accepts, is_known, feature):
     assert Spelling(accepts).knows(feature) == is_known
 
@@ -147,14 +158,15 @@ def test_feature_is_known_if_a_version_accepts_one_of_its_names(accepts, is_know
 @pytest.mark.usefixtures("renamed_settings")
 def test_settings_are_translated_into_the_names_that_a_version_accepts():
     old = {"dara": {"of": "both"}, "compose": {"steps": ["center", {"step": "center", "x": 1}]}}
-    _, algorithm = Spelling(accepts_new_names).translate("dara", old)
+    _, algorithm = spelling_of(accepts_new_names).translate("dara", old)
     assert algorithm["dara"] == {"variant": "symmetric"}
     assert algorithm["compose"]["steps"] == ["middle", {"step": "middle", "x": 1}]
 
 
 @pytest.mark.usefixtures("renamed_settings")
 def test_features_that_a_version_does_not_have_are_missing():
-    assert Spelling(accepts_nothing).missing("dara", {"dara": {"of": "both"}}) == ["method.dara", "dara.of"]
+    missing = spelling_of(accepts_nothing).missing("dara", {"dara": {"of": "both"}})
+    assert missing == ["method.dara", "dara.of"]
 
 
 def compare_with_this_checkout(*options):
