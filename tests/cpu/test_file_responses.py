@@ -81,6 +81,19 @@ def test_sessions_with_equal_first_turns_continue_with_their_own_lines(run_with_
     assert sorted(texts_of(tokenizer, second_turns)) == ["b", "c"]
 
 
+def test_a_session_continues_with_its_longest_conversation(run_with_responses, tokenizer):
+    async def run_one_session_of_two(server):
+        first_turns = [await send_request(server, [6, 6]) for _ in range(2)]
+        prompt = [6, 6, *first_turns[0].token_ids, 9]
+        second_turn = await send_request(server, prompt)
+        third_turn = await send_request(server, [*prompt, *second_turn.token_ids, 9])
+        return second_turn, third_turn
+
+    # The other session waits for its second turn, and the prompt of the third turn begins with its conversation, too.
+    turns = run_with_responses(run_one_session_of_two, ["a", "b", "c"], ["a", "b", "d"])
+    assert texts_of(tokenizer, turns) == ["b", "c"]
+
+
 def test_new_weights_end_all_sessions(run_with_responses, model):
     async def run_session_and_send_weights(server):
         first_turn = await send_request(server, [6, 6])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import fresh
-from verl_ext.cpu import platform
+from verl_ext.cpu import patches
 
 
 def run_python(code, **environment):
@@ -110,16 +110,16 @@ def test_without_the_cpu_an_empty_variable_stays_as_it_is():
 
 def test_a_reference_model_is_offloaded_without_pinned_memory():
     module = SimpleNamespace(CPUOffloadPolicy=lambda pin_memory=True: pin_memory)
-    platform.offload_without_pinned_memory(module)
+    patches.offload_without_pinned_memory(module)
     assert module.CPUOffloadPolicy(pin_memory=True) is False
 
 
 def test_without_flash_attention_sequences_are_padded_and_unpadded(monkeypatch):
     import torch
 
-    monkeypatch.setattr(platform, "find_spec", lambda name: None)
+    monkeypatch.setattr(patches, "find_spec", lambda name: None)
     module = SimpleNamespace(_get_attention_functions=lambda: pytest.fail("needs flash-attn"))
-    platform.pad_without_flash_attn(module)
+    patches.pad_without_flash_attn(module)
     index_first_axis, pad, _, unpad = module._get_attention_functions()
     mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
     rows = torch.arange(6.0).view(2, 3, 1)

@@ -49,11 +49,11 @@ def test_a_response_has_the_step_of_its_weights_and_log_probabilities_if_request
 def test_a_batch_waits_for_the_end_of_a_burst_and_is_sorted_by_prompt(run_with_server, batches, monkeypatch):
     monkeypatch.setattr(rollout, "QUIET_SECONDS", 0.5)
 
-    async def send_slow_burst(server):
+    async def send_slow_burst(server):  # longer than the quiet time, but with shorter pauses
         responses = []
         for token in (9, 7, 8):
             responses.append(send_request(server, [5, 6, token]))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.3)
         await asyncio.gather(*responses)
 
     run_with_server(send_slow_burst)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from verl_ext.cpu.platform import pad_without_flash_attn
+from verl_ext.cpu.patches import pad_without_flash_attn
 from verl_ext.update.split import read_lengths
 
 GPU = torch.cuda.is_available()

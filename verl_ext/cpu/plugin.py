@@ -19,15 +19,15 @@ from verl_ext.hooks import after_import, resolve, wrap
 HIDDEN = "VERL_EXT_CPU_GPUS_HIDDEN"
 """Set by a driver whose CUDA_VISIBLE_DEVICES was empty; the processes of its Ray cluster inherit it."""
 PATCHES = {
-    "verl.plugin.platform.platform_manager": "register_platform",
-    "verl.trainer.ppo.v1.replay_buffer": "poll_often",
-    "verl.utils.attention_utils": "pad_without_flash_attn",
-    "verl.utils.dataset.rl_dataset": "count_prompts",
-    "verl.utils.distributed": "use_one_backend",
-    "verl.utils.model": "use_configured_attention",
-    "verl.workers.engine.fsdp.transformer_impl": "offload_without_pinned_memory",
+    "verl.plugin.platform.platform_manager": "verl_ext.cpu.platform:register_platform",
+    "verl.trainer.ppo.v1.replay_buffer": "verl_ext.cpu.patches:poll_often",
+    "verl.utils.attention_utils": "verl_ext.cpu.patches:pad_without_flash_attn",
+    "verl.utils.dataset.rl_dataset": "verl_ext.cpu.patches:count_prompts",
+    "verl.utils.distributed": "verl_ext.cpu.patches:use_one_backend",
+    "verl.utils.model": "verl_ext.cpu.patches:use_configured_attention",
+    "verl.workers.engine.fsdp.transformer_impl": "verl_ext.cpu.patches:offload_without_pinned_memory",
 }
-"""Modules of verl, and the function of `verl_ext.cpu.platform` that changes each of them after its import."""
+"""Modules of verl, and the function that changes each of them after its import."""
 ROLLOUT = "embedded"
 """The name of the rollout: `actor_rollout_ref.rollout.name`."""
 
@@ -39,8 +39,8 @@ def activate() -> None:
     # verl registers its engines under an accelerator's name; the FSDP engine needs no accelerator.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     _hide_gpus_only_in_workers()
-    for module_name, patch_name in PATCHES.items():
-        after_import(module_name, functools.partial(_apply, patch_name))
+    for module_name, target in PATCHES.items():
+        after_import(module_name, functools.partial(_apply, target))
     after_import("verl.workers.rollout.base", _register_adapter)
     after_import("verl.workers.rollout.replica", _register_replica)
 
@@ -58,8 +58,8 @@ def _hide_gpus_only_in_workers() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def _apply(patch_name: str, module: ModuleType) -> None:
-    patch = resolve(f"verl_ext.cpu.platform:{patch_name}")
+def _apply(target: str, module: ModuleType) -> None:
+    patch = resolve(target)
     patch(module)
 
 
