@@ -213,10 +213,10 @@ def _is_never_correct(trial: Trial, run: Run, source: str) -> bool:
     if correct_sources:
         return source not in correct_sources
     name = named_accuracy(run.settings, trial.columns)
-    is_returned = name is not None and name in trial.columns
-    accuracy_of_all_responses = {str(probe.accuracy(result)) for result in probe.results.values()}
-    is_reported_as_constant = name in probe.measures and len(accuracy_of_all_responses) == 1
-    return is_returned and not is_reported_as_constant
+    score_may_be_constant_on_purpose = name is None or name not in trial.columns
+    values = {str(probe.accuracy(result)) for result in probe.results.values()}
+    is_reported_as_constant = name in probe.measures and len(values) == 1
+    return not score_may_be_constant_on_purpose and not is_reported_as_constant
 
 
 def _never_correct(probe: RewardProbe, source: str) -> str:
