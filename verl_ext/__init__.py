@@ -17,12 +17,10 @@ __version__ = "0.3.0"
 _NAMES = {
     "verl_ext.core.batch": ("Batch",),
     "verl_ext.core.chain": ("Chain", "Step", "StepResult"),
-    "verl_ext.core.history": ("WeightByHistory",),
     "verl_ext.core.rubrics": ("rubric",),
     "verl_ext.core.steps": ("Center", "ScaleByMad", "ScaleByStd", "WeightedSum", "Whiten"),
-    "verl_ext.core.post_sum": ("Balance", "WeightByDifficulty"),
-    "verl_ext.core.turns": ("Turns",),
-    "verl_ext.core.per_turn_rewards": ("per_turn",),
+    "verl_ext.core.post_sum": ("Balance", "WeightByDifficulty", "WeightByHistory"),
+    "verl_ext.core.turns": ("Turns", "per_turn"),
     "verl_ext.core.schema": ("bounded",),
     "verl_ext.errors": (
         "CheckpointError",

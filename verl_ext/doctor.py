@@ -164,8 +164,8 @@ def _with_versions(problem: str) -> str:
 
 
 def _estimators() -> Iterator[Line]:
-    from verl_ext.names import CORE, owner
     from verl_ext.registry import ADDED_ESTIMATORS, load
+    from verl_ext.run_config import CORE, owner
 
     holds = any(hook.module == CORE and hook.state == "holds" for hook in hooks.HOOKS)
     for name in ADDED_ESTIMATORS:

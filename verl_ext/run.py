@@ -14,9 +14,8 @@ from verl_ext.core.chain import Chain, State
 from verl_ext.core.metrics import Metrics
 from verl_ext.errors import Finding, IntegrationError
 from verl_ext.hooks import member
-from verl_ext.names import computed_by_verl_ext
 from verl_ext.registry import method_and_base
-from verl_ext.run_config import FILTER, require_same_settings, select, uses_verl_ext
+from verl_ext.run_config import FILTER, computed_by_verl_ext, require_same_settings, select, uses_verl_ext
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")

@@ -191,7 +191,7 @@ def canceled_method(monkeypatch):
     """A method of another package with a built-in step that has no effect."""
     method = Method.from_steps("a test", "centered twice", (Center(), WeightedSum(), Center()))
     monkeypatch.setitem(ESTIMATORS, "canceled", method)
-    monkeypatch.setattr("verl_ext.names.ADDED_ESTIMATORS", (*ADDED_ESTIMATORS, "canceled"))
+    monkeypatch.setattr("verl_ext.run_config.ADDED_ESTIMATORS", (*ADDED_ESTIMATORS, "canceled"))
 
 
 @pytest.mark.usefixtures("canceled_method")

@@ -10,7 +10,7 @@ import pytest
 from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step, StepResult, plain_state
-from verl_ext.core.history import WeightByHistory
+from verl_ext.core.post_sum import WeightByHistory
 from verl_ext.core.steps import Center, WeightedSum
 from verl_ext.errors import CheckpointError, ConfigurationError
 

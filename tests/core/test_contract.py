@@ -12,7 +12,7 @@ from tests.batches import Rollout, rollouts
 from verl_ext.core import cross_reward, post_sum, step_lists, steps
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Step, StepResult
-from verl_ext.core.history import WeightByHistory
+from verl_ext.core.post_sum import WeightByHistory
 from verl_ext.errors import DataError
 
 VARIANTS = {

@@ -8,7 +8,7 @@ import pytest
 from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import StepResult
-from verl_ext.core.history import WeightByHistory
+from verl_ext.core.post_sum import WeightByHistory
 from verl_ext.core.schema import parse_dataclass
 from verl_ext.errors import CheckpointError, ConfigurationError
 from verl_ext.methods.hadw import HadwSettings

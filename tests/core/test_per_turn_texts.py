@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.facts import facts
-from verl_ext.core.per_turn_rewards import pad_entries
+from verl_ext.core.turns import pad_entries
 from verl_ext.errors import DataError
 
 

@@ -8,8 +8,7 @@ from tests.core.single_reward import transformed, values_after
 from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.cross_reward import DropConflicts
-from verl_ext.core.history import WeightByHistory
-from verl_ext.core.post_sum import Balance, LengthPenalty, WeightByDifficulty, WeightByFocal
+from verl_ext.core.post_sum import Balance, LengthPenalty, WeightByDifficulty, WeightByFocal, WeightByHistory
 from verl_ext.core.steps import (
     Center,
     DivideByBatchStd,

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.core.row_index import RowIndex, write_over_mask
-from verl_ext.core.turn_spans import TurnSpans
+from verl_ext.core.row_index import RowIndex, TurnSpans, write_over_mask
 
 WIDTH = 9
 

@@ -8,7 +8,7 @@ from tests.end_to_end.ray_checkpoint_engine import SEPARATE_ASYNC
 from tests.end_to_end.run import FINDS_TESTS
 from tests.end_to_end.test_training import TIMEOUT, state
 from verl_ext import Batch, Settings, build
-from verl_ext.core.history import WeightByHistory
+from verl_ext.core.post_sum import WeightByHistory
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 SESSIONS = 32

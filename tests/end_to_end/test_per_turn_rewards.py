@@ -8,7 +8,7 @@ from tests.end_to_end.run import ROOT
 from tests.end_to_end.test_agents import dumped, history
 from tests.end_to_end.test_training import TIMEOUT, latest
 from verl_ext import Batch, Settings, Turns, build
-from verl_ext.core.history import WeightByHistory
+from verl_ext.core.post_sum import WeightByHistory
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow, pytest.mark.runs(2)]
 SETTINGS = {"rewards": {"keys": ["right"], "per_turn": ["right"], "accuracy_key": "acc"}}

@@ -14,9 +14,8 @@ import pytest
 from tests.facts import facts
 from verl_ext import hooks
 from verl_ext.errors import IntegrationError
-from verl_ext.overrides import require_passed_on
 from verl_ext.trainers.default_trainer import DefaultTrainer
-from verl_ext.trainers.mixin import require_same_parameters, with_mixin
+from verl_ext.trainers.mixin import require_passed_on, require_same_parameters, with_mixin
 from verl_ext.trainers.ray_trainer import RayTrainer
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from verl_ext.errors import IntegrationError
-from verl_ext.overrides import require_passed_on
+from verl_ext.trainers.mixin import require_passed_on
 
 
 class Mixin:

@@ -25,9 +25,8 @@ from verl_ext.checks import start as starts
 from verl_ext.checks.judge import check_run, judge
 from verl_ext.checks.losses import aggregates_itself
 from verl_ext.errors import ConfigurationError, IntegrationError
-from verl_ext.names import owner
 from verl_ext.registry import ADDED_ESTIMATORS, entries_read
-from verl_ext.run_config import entries_in_use, sections_in_use, select, uses_verl_ext
+from verl_ext.run_config import entries_in_use, owner, sections_in_use, select, uses_verl_ext
 from verl_ext.settings import RewardsSettings
 from verl_ext.trainers.mixin import TrainerMixin, prepare_run
 

@@ -11,7 +11,7 @@ import torch
 from recipes.quickstart import prepare_data
 from tests.update import verl_actor
 from verl_ext.update import SHARE_MARK, SKIP_MARK, engine, pack
-from verl_ext.update.log_probs import log_probs
+from verl_ext.update.engine import log_probs
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts/bench"))
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not verl_actor.GPU, reason="there is no GPU")]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from verl_ext.update import engine
-from verl_ext.update.log_probs import log_probs
+from verl_ext.update.engine import log_probs
 
 
 def example(dtype, tokens=1100, words=300):

@@ -4,8 +4,7 @@ from typing import Any
 
 from verl_ext.advantages.table import TOKEN_FIELD, Request, Table
 from verl_ext.core.groups import Groups
-from verl_ext.core.row_index import RowIndex, row_sums, scores
-from verl_ext.core.turn_spans import TurnSpans
+from verl_ext.core.row_index import RowIndex, TurnSpans, row_sums, scores
 
 UID = "uid"
 MASK = "response_mask"

@@ -27,8 +27,8 @@ from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array, Index
 from verl_ext.core.row_index import float_mask, scores
 from verl_ext.errors import IntegrationError
-from verl_ext.names import computed_by_verl_ext
 from verl_ext.run import Run
+from verl_ext.run_config import computed_by_verl_ext
 
 CURRENT: ContextVar[tuple[Run, Table] | None] = ContextVar("verl_ext_current", default=None)
 """The run whose advantages are being computed, with the rewards of the batch."""

@@ -21,8 +21,7 @@ import torch
 from verl_ext.advantages.table import TOKEN_FIELD, Request, Table
 from verl_ext.core.batch import SCORE
 from verl_ext.core.groups import Array
-from verl_ext.core.row_index import RowIndex, dense, scores, uids_of
-from verl_ext.core.turn_spans import TurnSpans
+from verl_ext.core.row_index import RowIndex, TurnSpans, dense, scores, uids_of
 from verl_ext.settings import ACCURACY
 
 TRAINER_SCORE = "rm_scores"

@@ -13,11 +13,9 @@ import torch
 from verl_ext.core.batch import LARGEST_REWARD, SCORE, Batch, unit_accuracy
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Array, Bools, Groups, Index, label_text
-from verl_ext.core.per_turn_rewards import pad_entries
-from verl_ext.core.row_index import RowIndex, row_sums, write_over_mask
+from verl_ext.core.row_index import RowIndex, TurnSpans, row_sums, write_over_mask
 from verl_ext.core.rubrics import Criteria, to_columns
-from verl_ext.core.turn_spans import TurnSpans
-from verl_ext.core.turns import Turns
+from verl_ext.core.turns import Turns, pad_entries
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 from verl_ext.run import Run
 from verl_ext.settings import ACCURACY, RewardsSettings

@@ -10,7 +10,6 @@ from verl_ext.checks.presets import other_estimator
 from verl_ext.checks.unread import KL_IN_LOSS, KL_IN_REWARD
 from verl_ext.errors import Finding, listed, nearest
 from verl_ext.methods.drgrpo import DrgrpoSettings
-from verl_ext.names import is_verl_function, registered
 from verl_ext.registry import (
     ADDED_ESTIMATORS,
     ENTRY_POINT_GROUP,
@@ -21,7 +20,7 @@ from verl_ext.registry import (
     misspelled_settings,
 )
 from verl_ext.run import Run
-from verl_ext.run_config import FUNCTION, sections_in_use
+from verl_ext.run_config import FUNCTION, is_verl_function, registered, sections_in_use
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings, VerlExtSettings
 
 NO_BASELINE = "the advantage is the score without a baseline"

@@ -6,8 +6,8 @@ are depends on the run:
 | source of the finding        | run that uses verl_ext | any other run                                       |
 |------------------------------|------------------------|-----------------------------------------------------|
 | section that cannot be read  | error                  | warning: another package may have such a section    |
-| `rules.FOR_EVERY_RUN`        | as the rule says       | as the rule says                                    |
-| `rules.FOR_RUNS_OF_VERL_EXT` | as the rule says       | driver and trainer: nothing, `check`: warning       |
+| `FOR_EVERY_RUN`              | as the rule says       | as the rule says                                    |
+| `FOR_RUNS_OF_VERL_EXT`       | as the rule says       | driver and trainer: nothing, `check`: warning       |
 
 What verl's own check, the plan and the trial of `check` find has the same severity in any run.
 
@@ -22,6 +22,10 @@ What happens with a finding depends on the place. If an error is raised, the war
 Notes come only from the plan and the trial of `check`, which treats them like warnings. Rules about the settings that
 the user has written (`presets.written_settings`) need Hydra's composition, so they report nothing in the trainer.
 
+A rule is a function of a `Run` that yields a `Finding` for each problem. The rules are in files by subject. Those of
+the faster update are in `verl_ext.update.rule`, and a method may have a rule of its own in the file of its formula. No
+rule depends on another one: their order is only the order in which findings of the same severity are printed.
+
 Another main program than verl's, or a module in VERL_USE_EXTERNAL_MODULES of Ray's processes, may register an estimator
 in the trainer's process alone, under a name of verl_ext. In such a run there are two exceptions. If it uses only the
 name, the driver logs the errors as a warning, and the trainer decides. If it does not use verl_ext, the driver logs no
@@ -32,19 +36,88 @@ verl_ext. With verl's own main program, which does not read them, they are error
 read them, they are warnings. `check` takes the arguments of verl's main program, so there they are errors in any run.
 """
 
+from __future__ import annotations
+
 import logging
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from verl_ext import hooks
-from verl_ext.checks.rules import FOR_EVERY_RUN, FOR_RUNS_OF_VERL_EXT, Rule
+from verl_ext.checks import estimators, filters, losses, on_cpu, presets, rewards, verl_settings
+from verl_ext.checks.dry_run import dry_run
 from verl_ext.checks.summary import describe
 from verl_ext.errors import ConfigurationError, Finding
 from verl_ext.registry import build, changed_sections
 from verl_ext.run import Run
 from verl_ext.run_config import ESTIMATOR, entries_in_use, estimator_name, has_algorithm, read_settings
+from verl_ext.update import rule as update
 
 logger = logging.getLogger("verl_ext")
+
+
+class Rule(NamedTuple):
+    """A function that reports problems of a run, and when it applies."""
+
+    find: Callable[[Run], Iterable[Finding]]
+    needs_settings: bool = True
+    """Whether the rule is skipped if the settings of verl_ext cannot be read."""
+    for_training: bool = False
+    """Whether the rule is about rollouts and updates, so that it is skipped for a run that only validates."""
+
+
+FOR_EVERY_RUN = (
+    Rule(estimators.reserved_name, needs_settings=False),
+    Rule(estimators.unknown_estimator, needs_settings=False),
+    Rule(presets.misspelled_group, needs_settings=False),
+    Rule(on_cpu.needs_gpu, needs_settings=False),
+    Rule(on_cpu.ignored_cluster, needs_settings=False),
+)
+"""Mistakes after which a run would not use verl_ext although it should, and the platform of verl_ext for CPUs."""
+FOR_RUNS_OF_VERL_EXT = (
+    Rule(estimators.misplaced_settings, needs_settings=False),
+    Rule(verl_settings.settings_without_switch, needs_settings=False),
+    Rule(verl_settings.arguments_of_manager, needs_settings=False),
+    Rule(presets.conflicting_preset, needs_settings=False),
+    Rule(presets.preset_after_settings, needs_settings=False),
+    Rule(presets.replaced_preset, needs_settings=False),
+    Rule(verl_settings.unused_pf_ppo, needs_settings=False, for_training=True),
+    Rule(verl_settings.greedy_rollout, needs_settings=False, for_training=True),
+    Rule(verl_settings.endless_warmup, needs_settings=False, for_training=True),
+    Rule(verl_settings.validation_on_training_data, needs_settings=False, for_training=True),
+    Rule(verl_settings.incomplete_checkpoint, needs_settings=False),
+    Rule(verl_settings.short_micro_batch, needs_settings=False, for_training=True),
+    Rule(verl_settings.indivisible_mini_batch, needs_settings=False, for_training=True),
+    Rule(rewards.unknown_components),
+    Rule(rewards.lost_penalty),
+    Rule(rewards.unnamed_accuracy),
+    Rule(rewards.accuracy_outside_range),
+    Rule(filters.incomplete_filter),
+    Rule(filters.bounds_without_filter),
+    Rule(filters.filter_on_other_trainer),
+    Rule(filters.filter_by_score),
+    Rule(rewards.lists_of_verl_estimator),
+    Rule(rewards.several_calls_per_turn),
+    Rule(rewards.unreadable_turns),
+    Rule(rewards.list_as_accuracy),
+    Rule(rewards.list_as_filter),
+    Rule(rewards.step_without_rubrics),
+    Rule(rewards.negative_rewards),
+    Rule(estimators.section_of_other_estimator),
+    Rule(estimators.without_effect_on_verl),
+    Rule(estimators.experimental_trainer),
+    Rule(estimators.missing_keys),
+    Rule(estimators.single_response, for_training=True),
+    Rule(estimators.kl_in_reward),
+    Rule(estimators.division_by_std),
+    Rule(dry_run),
+    Rule(estimators.rule_of_method),
+    Rule(losses.balance_for_other_loss),
+    Rule(losses.loss_against_drgrpo),
+    Rule(losses.unknown_loss),
+    Rule(update.faster_update),
+    Rule(update.without_flash_attn),
+)
+"""Settings of verl and verl_ext that do not do what they seem to do, or that end a run after hours."""
 
 NEEDED_HOOKS = ("verl.trainer.ppo.core_algos", "verl.utils.config", "verl.trainer.main_ppo")
 """What every estimator of verl_ext needs: verl's lookup of estimators, and the starts at which a run is checked."""

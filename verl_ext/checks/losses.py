@@ -7,9 +7,8 @@ from verl_ext.core.post_sum import Balance
 from verl_ext.errors import Finding
 from verl_ext.methods.dgpo import balance_for
 from verl_ext.methods.drgrpo import DrgrpoSettings
-from verl_ext.names import is_verl_function
 from verl_ext.run import Run
-from verl_ext.run_config import ACTOR
+from verl_ext.run_config import ACTOR, is_verl_function
 
 SELF_AGGREGATING: Mapping[str, frozenset[str]] = {
     "0.9.0": frozenset({"sapo", "geo_mean", "gspo"}),

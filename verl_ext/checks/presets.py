@@ -16,9 +16,9 @@ from omegaconf import OmegaConf
 from verl_ext.checks.unread import leaves
 from verl_ext.conf import PRESET_GROUP, SELECTED_PRESETS
 from verl_ext.errors import Finding, nearest
-from verl_ext.names import owner
 from verl_ext.registry import ADDED_ESTIMATORS, changed_sections, load
 from verl_ext.run import Run
+from verl_ext.run_config import owner
 
 Place = Literal["primary file", "other file", "command line"]
 """Where the user has written a setting. The primary file is the one of `--config-name`; it may list other files."""

@@ -21,10 +21,9 @@ from verl_ext.checks.rewards import accuracy_of
 from verl_ext.checks.samples import batches, files_of, has_custom_dataset, without_prompts
 from verl_ext.core.chain import Step
 from verl_ext.errors import ConfigurationError, Finding, explaining_errors
-from verl_ext.names import owner
 from verl_ext.registry import ADDED_ESTIMATORS
 from verl_ext.run import Run
-from verl_ext.run_config import ACTOR, FUNCTION, ROLLOUT, select, uses_default_trainer
+from verl_ext.run_config import ACTOR, FUNCTION, ROLLOUT, owner, select, uses_default_trainer
 from verl_ext.settings import ACCURACY, ACCURACY_BETWEEN
 
 MODEL_PATH = "actor_rollout_ref.model.path"

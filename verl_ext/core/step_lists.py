@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from verl_ext.core import cross_reward, history, post_sum, steps
+from verl_ext.core import cross_reward, post_sum, steps
 from verl_ext.core.chain import Chain, Step
 from verl_ext.core.schema import parse_dataclass
 from verl_ext.errors import ConfigurationError, unknown
@@ -20,7 +20,7 @@ def _steps_in(*modules: ModuleType) -> Iterator[type[Step]]:
                 yield value
 
 
-STEPS: Mapping[str, type[Step]] = {kind.name: kind for kind in _steps_in(steps, cross_reward, post_sum, history)}
+STEPS: Mapping[str, type[Step]] = {kind.name: kind for kind in _steps_in(steps, cross_reward, post_sum)}
 """The built-in steps by name, which a list may contain."""
 
 

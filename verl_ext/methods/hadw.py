@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from verl_ext.core.chain import Step
-from verl_ext.core.history import AnchorSettings, WeightByHistory
+from verl_ext.core.post_sum import AnchorSettings, WeightByHistory
 from verl_ext.methods.method import Method
 from verl_ext.settings import Settings
 
