@@ -200,8 +200,9 @@ def write_over_mask(values: Array, mask: torch.Tensor, lengths: Index | None = N
 class TurnSpans:
     """The token spans of the turns of `T` trajectories. A span is a maximal run of ones in the response mask.
 
-    In this example the session `p_0` has one row with two turns, and the result of a tool is between them. The session `q_0` has two rows, and the batch holds the later one first. The session
-    `r_0` has one row, which has no tokens. The sessions are the trajectories 0, 1 and 2.
+    In this example the session `p_0` has one row with two turns, and the result of a tool is between them. The session
+    `q_0` has two rows, and the batch holds the later one first. The session `r_0` has one row, which has no tokens. The
+    sessions are the trajectories 0, 1 and 2.
 
     >>> keys = ["p_0_0", "q_0_1", "q_0_0", "r_0_0"]
     >>> mask = torch.tensor([
