@@ -149,7 +149,6 @@ def test_names_of_verl_set_the_same_rewards() -> None:
     by_names_of_verl = Settings.parse({"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [1, 2]})
     by_names_of_verl_ext = Settings.parse({"rewards": {"keys": ["a", "b"], "weights": [1, 2]}})
     assert by_names_of_verl.rewards == by_names_of_verl_ext.rewards
-    assert by_names_of_verl.verl_names
 
 
 def rejection_of(algorithm: dict[str, Any]) -> str:

@@ -87,8 +87,9 @@ def _required() -> Iterator[Line]:
 def _version(package: str, module: Any) -> Line:
     """Report the version of an imported package. A folder of the same name can be imported, but has no version."""
     if not hasattr(module, "__version__"):
-        folders = ", ".join(map(str, getattr(module, "__path__", ())))
-        text = f"The module {package} has no version, so it is probably only a folder of this name ({folders})."
+        folders = [*getattr(module, "__path__", ())]
+        place = f" in {listed(folders)}" if folders else ""
+        text = f"The module {package}{place} has no __version__, so it is probably only a folder of this name."
         return "error", package, f"{text} Run doctor in another folder, or remove the folder from PYTHONPATH."
     return "ok", package, f"{module.__version__} in {os.path.dirname(module.__file__ or '')}"
 

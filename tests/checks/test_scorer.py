@@ -33,38 +33,38 @@ def crashes_with_a_child(**given):
 
 
 @pytest.fixture
-def tried_faulty(tried, tmp_path):
+def try_faulty(try_reward, tmp_path):
     """Return the exit status and the output of `check --try-reward` with one of `FAULTY_FUNCTIONS`."""
     (tmp_path / "faulty.py").write_text(FAULTY_FUNCTIONS)
 
     def run(name, *arguments):
-        return tried(f"{FUNCTION}.path={tmp_path}/faulty.py", f"{FUNCTION}.name={name}", *arguments)
+        return try_reward(f"{FUNCTION}.path={tmp_path}/faulty.py", f"{FUNCTION}.name={name}", *arguments)
 
     return run
 
 
-def test_a_crash_is_reported_although_a_child_of_the_function_lives(tried_faulty):
-    status, output = tried_faulty("crashes_with_a_child", "--seconds", "1")
+def test_a_crash_is_reported_although_a_child_of_the_function_lives(try_faulty):
+    status, output = try_faulty("crashes_with_a_child", "--seconds", "1")
     assert status == 1
     assert a_line_says(output, "error", "exit status 3", "row 0 of")
     assert "timed out" not in output
 
 
 @pytest.mark.parametrize("name", ["returns_a_function", "returns_a_class_of_its_file"])
-def test_a_result_that_cannot_be_sent_is_not_called_an_exception(tried_faulty, name):
-    status, output = tried_faulty(name)
+def test_a_result_that_cannot_be_sent_is_not_called_an_exception(try_faulty, name):
+    status, output = try_faulty(name)
     assert status == 1
     assert a_line_says(output, "error", "a result that cannot be sent to another process", "Return only numbers")
     assert "it raises" not in output
 
 
-def test_a_name_with_a_bracket_is_reported_as_a_wrong_name(tried):
-    status, output = tried(f"{FUNCTION}.name='compute_score('")
+def test_a_name_with_a_bracket_is_reported_as_a_wrong_name(try_reward):
+    status, output = try_reward(f"{FUNCTION}.name='compute_score('")
     assert status == 1
     assert a_line_says(output, f"{FUNCTION}.name", "'compute_score('", "did you mean 'compute_score'")
 
 
-def test_a_file_that_cannot_be_read_is_reported(tried, tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_read_is_reported(try_reward, tmp_path, monkeypatch):
     original = scoring.serve.__globals__["Path"].read_text
 
     def read_text(path, *arguments, **options):
@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_read_is_reported(tried, tmp_path, monkeypatch):
         return original(path, *arguments, **options)
 
     monkeypatch.setattr("pathlib.Path.read_text", read_text)
-    status, output = tried()
+    status, output = try_reward()
     assert status == 1
     assert a_line_says(output, "error", "The reward function cannot be read", "PermissionError")
 

@@ -156,12 +156,13 @@ def test_criterion_weight_is_rubric_weight_times_weight_within_rubric():
     assert batch.by_reward().weights[0].tolist() == [3, 2]
 
 
-def test_criteria_with_equal_weights_for_all_prompts_have_one_row():
+def test_weights_of_criteria_are_multiplied_by_the_weight_of_their_rubric():
     factors = [1.0, 0.75, -0.25]
     batch = rubric_batch(["p", "q"], [factors, factors]).with_weights([1.0, 2.0])
-    assert batch.weights[0].tolist() == [1, 1.5, -0.5]
-    assert batch.group_weights[0].tolist() == [1, 1.5, -0.5]
-    assert batch.rubric_weights.tolist() == factors
+    weighted_factors = [1, 1.5, -0.5]  # the reward has weight 1, the two criteria have weight 2
+    assert batch.weights.tolist() == [weighted_factors, weighted_factors]
+    assert batch.group_weights.tolist() == [weighted_factors, weighted_factors]
+    assert batch.rubric_weights.tolist() == [factors, factors]
 
 
 @pytest.mark.parametrize("weights", [[], [1.0], [1.0, 2.0, 3.0]], ids=str)

@@ -58,6 +58,8 @@ def write_dump(folder, steps, *, name="gdpo", algorithm=None, after_step=0, corr
     for step in range(1, max(steps) + 1):
         correct = (correct_at_step or {}).get(step, CORRECT)
         batch = example_batch(correct=correct, conditions=settings.rewards.conditions)
+        if settings.rewards.weights is not None:
+            batch = batch.with_weights(settings.rewards.weights)
         result = run.chain(batch, run.state)
         run.state = result.state
         trainer.global_steps = step
