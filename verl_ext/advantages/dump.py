@@ -146,7 +146,7 @@ def reward_columns(settings: Settings, batch: Batch) -> dict[str, Any]:
         "responses": groups.broadcast(groups.sizes),
         "tokens": batch.lengths,
         "outputs": batch.outputs,
-        "total": _weighted_sum(batch),
+        "total": _weighted_sum(batch, rewards.weights),
     }
     if rewards.per_turn:
         columns["turn"] = batch.turns.number + 1
@@ -168,7 +168,9 @@ def reward_columns(settings: Settings, batch: Batch) -> dict[str, Any]:
     return columns
 
 
-def _weighted_sum(batch: Batch) -> Array:
+def _weighted_sum(batch: Batch, weights: tuple[float, ...] | None) -> Array:
     """Return `[N]` the weighted sum of the rewards, without a KL term."""
     without_kl = replace(batch, kl_reward=None)
+    if weights is not None:
+        without_kl = without_kl.with_weights(weights)
     return WeightedSum().apply(batch.returns, without_kl)[:, 0]
