@@ -86,11 +86,13 @@ def _required() -> Iterator[Line]:
 
 def _version(package: str, module: Any) -> Line:
     """Report the version of an imported package. A folder of the same name can be imported, but has no version."""
-    if not hasattr(module, "__version__"):
-        folders = ", ".join(map(str, getattr(module, "__path__", ())))
-        text = f"The module {package} has no version, so it is probably only a folder of this name ({folders})."
-        return "error", package, f"{text} Run doctor in another folder, or remove the folder from PYTHONPATH."
-    return "ok", package, f"{module.__version__} in {os.path.dirname(module.__file__ or '')}"
+    if hasattr(module, "__version__"):
+        return "ok", package, f"{module.__version__} in {os.path.dirname(module.__file__ or '')}"
+    folders = [str(folder) for folder in getattr(module, "__path__", ())]
+    fix = "Install the package again."
+    if folders and not getattr(module, "__file__", None):
+        fix = f"Python has found a folder of this name, {folders[0]}. Run doctor in another folder."
+    return "error", package, f"The module has no __version__, so it is not the package {package}. {fix}"
 
 
 def _optional() -> Iterator[Line]:
