@@ -86,12 +86,13 @@ def _required() -> Iterator[Line]:
 
 def _version(package: str, module: Any) -> Line:
     """Report the version of an imported package. A folder of the same name can be imported, but has no version."""
-    if not hasattr(module, "__version__"):
-        folders = [*getattr(module, "__path__", ())]
-        place = f" in {listed(folders)}" if folders else ""
-        text = f"The module {package}{place} has no __version__, so it is probably only a folder of this name."
-        return "error", package, f"{text} Run doctor in another folder, or remove the folder from PYTHONPATH."
-    return "ok", package, f"{module.__version__} in {os.path.dirname(module.__file__ or '')}"
+    if hasattr(module, "__version__"):
+        return "ok", package, f"{module.__version__} in {os.path.dirname(module.__file__ or '')}"
+    folders = [str(folder) for folder in getattr(module, "__path__", ())]
+    fix = "Install the package again."
+    if folders and not getattr(module, "__file__", None):
+        fix = f"Python has found a folder of this name, {folders[0]}. Run doctor in another folder."
+    return "error", package, f"The module has no __version__, so it is not the package {package}. {fix}"
 
 
 def _optional() -> Iterator[Line]:
