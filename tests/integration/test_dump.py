@@ -194,7 +194,7 @@ def dump_of_verl(tmp_path: Path) -> DumpOfVerl:
     settings = Settings.parse({"rewards": {"keys": ["acc"]}, "verl_ext": {"dump_dir": str(tmp_path)}})
     table = Table(
         settings=settings.rewards,
-        rows=ROWS_OF_VERL,
+        row_index=ROWS_OF_VERL,
         labels=["a", "a", "b"],
         fields={"acc": np.array([1.0, 0.0, 1.0])},
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.facts import facts
-from tests.integration.hadw_runs import capability
+from tests.integration.hadw_checkpoints import state_after
 from verl_ext import Step
 from verl_ext.advantages import checkpoint
 from verl_ext.core.chain import Chain
@@ -41,7 +41,7 @@ def hadw_run(folder: Path, *custom_steps: Step) -> Run:
 def file(tmp_path: Path) -> Path:
     """The file of a checkpoint of hadw at step 7."""
     run = hadw_run(tmp_path)
-    run.state = capability(updates=3)
+    run.state = state_after(updates=3)
     run.accuracy = {"key": "acc", "threshold": None}
     checkpoint.save_state(run)
     return tmp_path / "global_step_7" / checkpoint.FILE
@@ -59,7 +59,7 @@ def test_a_custom_step_without_a_saved_state_is_a_warning(file: Path, caplog: py
     run = hadw_run(file.parents[1], CountBatches())
     with caplog.at_level(logging.WARNING):
         checkpoint.load(run)
-    assert run.state == capability(updates=3)
+    assert run.state == state_after(updates=3)
     (warning,) = [record.message for record in caplog.records]
     assert "'count_batches'" in warning
     assert "starts empty" in warning
