@@ -95,8 +95,8 @@ def add_check(parser: Parser) -> None:
         type=int,
         default=8,
         metavar="N",
-        help="number of training rows to score with --try-reward, at least one of each file and each data_source, in "
-        "addition to one row of each validation file (default: %(default)s)",
+        help="number of training rows to score with --try-reward, in addition to one row of each validation file and "
+        "data_source. Without --responses, each file and data_source has at least one of them (default: %(default)s)",
     )
     add_reward_trial(parser)
 

@@ -26,7 +26,7 @@ class Run:
     """A run, from its check to the end of its training.
 
     There are two kinds of fields. `checks.judge` sets the fields up to `findings`, which then stay the same. The other
-    fields are the progress of a training, and the modules that their descriptions name change them.
+    fields are the progress of a training, which `trainers`, `advantages` and `update` change.
     """
 
     name: str

@@ -1,3 +1,5 @@
+"""Rules about a run on the CPU: what needs a GPU is rejected with the line to change."""
+
 import pytest
 from omegaconf import OmegaConf
 

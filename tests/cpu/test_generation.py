@@ -1,3 +1,5 @@
+"""The embedded rollout's sampling: distributions, random streams, forced responses, aborts and the cache."""
+
 import threading
 from collections import Counter
 from itertools import pairwise

@@ -1,3 +1,5 @@
+"""The embedded rollout's server as verl calls it: batches of requests, aborts, new weights."""
+
 import asyncio
 from types import SimpleNamespace
 

@@ -1,3 +1,5 @@
+"""Threads, tokens and concurrent responses that fit a machine and a model."""
+
 import json
 import os
 

@@ -1,7 +1,7 @@
 """Zero-variance groups, groups of one response, and extreme rewards.
 
-tests/core/test_row_index.py tests data types and masks. tests/integration/trainers/test_against_core.py tests padding,
-gaps in the mask and sessions of several outputs.
+tests/core/test_row_index.py tests data types and masks. tests/integration/trainers/test_trainers_equal_core.py tests
+padding, gaps in the mask and sessions of several outputs.
 """
 
 import math
@@ -76,6 +76,20 @@ def extreme_batch(random: np.random.Generator) -> Batch:
         lengths=random.integers(0, 9, size),
         accuracy=random.random(size),
     )
+
+
+@pytest.mark.parametrize(("name", "config"), ALL_SETTINGS.values(), ids=ALL_SETTINGS.keys())
+def test_most_extreme_rewards_are_accepted(name, config):
+    chain = build(name, Settings.parse(config))
+    state = state_of_hadw(config) if name == "hadw" else None
+    accepted = 0
+    for seed in range(50):
+        try:
+            chain(extreme_batch(np.random.default_rng(seed)), state)
+        except VerlExtError:
+            continue
+        accepted += 1
+    assert accepted > 10
 
 
 @pytest.mark.parametrize(("name", "config"), ALL_SETTINGS.values(), ids=ALL_SETTINGS.keys())

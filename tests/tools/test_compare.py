@@ -187,11 +187,6 @@ def test_the_text_has_the_tables_and_the_counts(compare, tmp_path):
     assert says(text, "accuracy (acc)", "correct  format")
 
 
-def test_the_rest_is_what_the_named_rewards_do_not_contribute(compare, rollouts):
-    text = compare(rollouts, "gdpo", "algorithm.rewards.keys=[score,correct]")
-    assert a_line_says(text, "score", "correct", "rest")
-
-
 def contributions_in(text):
     """Return the rows of the second table, by variant."""
     table = text.split("\n\n")[2].splitlines()

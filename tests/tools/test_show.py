@@ -95,6 +95,8 @@ REJECTED = {
     "a misspelled estimator": (["gdop"], ["'gdop'", "did you mean 'gdpo'"]),
     "an open bracket": (["gdpo", "algorithm.rewards.keys=[x"], ["'algorithm.rewards.keys=[x'", "[a,b]"]),
     "no value": (["gdpo", "whiten"], ["whiten", "KEY=VALUE"]),
+    "several values": (["gdpo", "algorithm.gdpo.scale=std,mad"], ["algorithm.gdpo.scale=std,mad", "KEY=VALUE"]),
+    "a deletion": (["gdpo", "~algorithm.gdpo.scale=mad"], ["~algorithm.gdpo.scale=mad", "KEY=VALUE"]),
     "a misspelled setting": (["gdpo", "algorithm.gdpo.scael=mad"], ["did you mean 'scale'"]),
     "a preset": (["gdpo", "+verl_ext=gdpo"], ["'+verl_ext=gdpo'", "without `=`"]),
 }

@@ -226,7 +226,7 @@ def random_split(rank: Rank, number: int) -> Split:
         has_tokens=has_tokens,
         must_run=must_run,
         within_limit=max(tokens_of_batches) <= token_limit or not dynamic,
-        metrics=entry(data, split.METRICS),
+        metrics=entry(data, split.METRICS_KEY),
     )
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from verl.utils import tensordict_utils as tu
 
 from tests.update.verl_actor import random_rows
 from verl_ext.errors import IntegrationError
-from verl_ext.update import engine, pack, split
+from verl_ext.update import SHARE_MARK, engine, pack, split
 
 HEADS = [(4, 2), (14, 2), (12, 2), (3, 3), (6, 1)]
 """Numbers of heads of queries, and of keys and values."""
@@ -231,7 +232,37 @@ def test_model_with_unsupported_attention_is_rejected(unsupported):
 
 @pytest.mark.parametrize(("change", "is_rejected"), [(0.0, False), (0.03, False), (0.3, True)])
 def test_change_of_log_probs_beyond_rounding_of_bf16_is_rejected(change, is_rejected):
-    log_probs = -torch.rand(200)
+    log_probs = -torch.rand(200, generator=torch.Generator().manual_seed(0))
     rounding = torch.finfo(torch.bfloat16).eps
     excess = engine.excess_over_rounding(log_probs + change, log_probs, log_probs, rounding)
     assert (float(excess) > engine.FACTOR) == is_rejected
+
+
+@pytest.mark.parametrize("kind", ["every token", "one percent of the tokens"])
+def test_packing_may_change_log_probs_as_much_as_micro_batches_do(kind):
+    """The changes of verl's own micro-batches are the unit, if they are larger than rounding."""
+    in_one = -torch.ones(200)
+    change_of_micro_batches = torch.zeros(200)
+    change_of_micro_batches[: 200 if kind == "every token" else 2] = 0.5
+    in_two = in_one + change_of_micro_batches
+    packed = in_one + 3 * change_of_micro_batches
+    excess = engine.excess_over_rounding(packed, in_two, in_one, torch.finfo(torch.float32).eps)
+    assert float(excess) == pytest.approx(3.0)
+
+
+def test_log_prob_that_is_not_a_number_exceeds_every_limit():
+    log_probs = -torch.ones(200)
+    packed = log_probs.clone()
+    packed[7] = torch.nan
+    excess = engine.excess_over_rounding(packed, log_probs, log_probs, torch.finfo(torch.bfloat16).eps)
+    assert not excess <= engine.FACTOR
+
+
+def test_model_with_positions_of_several_dimensions_is_rejected():
+    rows = packed_rows(2)
+    positions = rows.data["position_ids"]
+    three_dimensions = positions.values()[:, None].expand(-1, 3).contiguous()
+    rows.data["position_ids"] = torch.nested.nested_tensor_from_jagged(three_dimensions, positions.offsets())
+    tu.assign_non_tensor(rows.data, **{SHARE_MARK: True})
+    with pytest.raises(IntegrationError, match="share_prompts=False"):
+        pack.wrap_inputs(lambda *_: ({}, {}), None, rows.data)

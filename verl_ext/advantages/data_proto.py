@@ -25,7 +25,7 @@ def read_table(data: Any, request: Request) -> Table:
     rows = RowIndex.of_groups(groups_of_rows, mask)
     if rows.one_to_one:
         table = Table(settings=request.settings, row_index=rows, labels=uids, groups=groups_of_rows, fields=fields)
-    else:  # without padding
+    else:  # drop the rows of padding
         fields_of_trajectories = {name: rows.labels(values) for name, values in fields.items()}
         table = Table(
             settings=request.settings, row_index=rows, labels=rows.labels(uids), fields=fields_of_trajectories

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from verl_ext.errors import Finding, listed
 from verl_ext.run import Run
-from verl_ext.run_config import ROLLOUT, select
+from verl_ext.run_config import ROLLOUT, select, uses_default_trainer
 
 RAY = "ray_kwargs.ray_init"
 TRAINER_MODE = "trainer.v1.trainer_mode"
@@ -78,10 +78,9 @@ def needs_gpu(run: Run) -> Iterator[Finding]:
 
 def _sends_weights_to_other_process(run: Run) -> Iterator[Finding]:
     """Reject `separate_async` with a checkpoint engine of verl; a custom engine may work without an accelerator."""
-    uses_default_trainer = run.select("trainer.use_v1") is not False
     is_separate = run.select(TRAINER_MODE) == "separate_async"
     has_custom_engine = run.select(f"{ROLLOUT}.checkpoint_engine.custom_backend_module") is not None
-    if uses_default_trainer and is_separate and not has_custom_engine:
+    if uses_default_trainer(run.config) and is_separate and not has_custom_engine:
         yield Finding(
             "error",
             f"{TRAINER_MODE}=separate_async does not work on the CPU, because verl's checkpoint engines for it need a "

@@ -36,6 +36,7 @@ def written_settings(_run: Run) -> Mapping[str, Written]:
     """Return the user's own settings by path: those of the command line and of configuration files, except verl's.
 
     They are those of the composition that Hydra has made last in this process, which is the configuration of the run.
+    The run itself is only the key under which the result is cached.
     The result is empty in processes where Hydra has composed no configuration.
     """
     if not HydraConfig.initialized() or not GlobalHydra.instance().is_initialized():

@@ -84,12 +84,15 @@ def _parsed(truth: Any) -> Any:
 def number_of(value: Any) -> float | None:
     """Return a number that a reward function returned, or the sum of a list per turn or of a rubric.
 
+    A rubric is the text of a list of pairs, the score and the weight of each criterion. Other texts have no number.
+
     >>> number_of("[[1.0, 3.0], [0.5, -1.0]]")
     2.5
     """
     if isinstance(value, str):
         with suppress(TypeError, ValueError, LookupError, OverflowError, RecursionError):
             return _sum_of_list(json.loads(value))
+        return None
     return float(value) if is_number(value) and abs(value) <= LARGEST_REWARD else None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from verl_ext import rewards as reward_functions
 from verl_ext.checks.filters import filter_by_accuracy, selection_of_trainer
-from verl_ext.checks.managers import MANAGER, MANAGER_ARGUMENTS, OVERLONG_REWARD, manager_of_verl
+from verl_ext.checks.managers import MANAGER_ARGUMENTS, OVERLONG_REWARD, REWARD_MANAGERS, manager_of_verl
 from verl_ext.checks.presets import other_estimator
 from verl_ext.core.batch import SCORE
 from verl_ext.core.chain import Chain, Step
@@ -100,7 +100,8 @@ def unknown_components(run: Run) -> Iterator[Finding]:
 
 def adds_penalty(run: Run) -> bool:
     """Return whether dapo's reward manager adds a penalty for long responses to the score."""
-    return run.select(f"{MANAGER}.name") == "dapo" and bool(run.select(f"{OVERLONG}.enable"))
+    uses_dapo = manager_of_verl(run.select) is REWARD_MANAGERS["dapo"]
+    return uses_dapo and bool(run.select(f"{OVERLONG}.enable"))
 
 
 def lost_penalty(run: Run) -> Iterator[Finding]:

@@ -59,6 +59,7 @@ class ScoringError(DataError):
 def serve(pipe_of_parent: Connection, pipe: Connection, config: Any) -> None:
     """Load the reward manager in the child process, and score until the pipe is closed."""
     _leave_parent(pipe_of_parent, pipe)
+    # The manager decodes the tokens of a response. This tokenizer returns the text in the list instead.
     response = [""]
     tokenizer = SimpleNamespace(decode=lambda *_arguments, **_options: response[0])
     try:

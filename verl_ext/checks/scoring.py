@@ -46,7 +46,7 @@ EXIT_PATIENCE = 1.0
 
 
 class ScorerEndedError(DataError):
-    """The process of a `Scorer` has ended: a response took too long, or the reward function ended the process."""
+    """The process of a `Scorer` can score nothing more: a call took too long, or the function ended the process."""
 
 
 class Scorer:

@@ -56,7 +56,7 @@ class Trial:
 
 
 def collect(run: Run, options: argparse.Namespace, deadline: float) -> Trial:
-    """Score responses to rows of the training data, and to a row of each file of the validation data."""
+    """Score responses to rows of the training data, and to one row of each data source and file of validation data."""
     _require_options(run, options)
     responses = read_responses(options.responses) if options.responses is not None else []
     texts = ["\n".join(turns) for turns in responses]  # the turns of a session are scored as one text

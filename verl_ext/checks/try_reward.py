@@ -334,13 +334,13 @@ def reward_of_template(probe: RewardProbe, source: str) -> str:
     in_template = [row.in_template(best.kind) for row in rows]
     values_of_best, gains_of_best = _values(probe, best), probe.gains(best)
     lower: list[ScoredRow] = []
-    values_of_others = set()
+    values_received = set()
     for row, response in zip(rows, in_template, strict=True):
         if response is None or _receives_less(probe, response, gains_of_best):
             lower.append(row)
         else:
-            values_of_others.add(_values(probe, response))
-    varies = values_of_others != {values_of_best}
+            values_received.add(_values(probe, response))
+    varies = values_received != {values_of_best}
     or_less = ", or at least half of this gain over an empty response," if varies else ""
     text = (
         f"{_title(probe, source)} formatted as `{shortened(best.text)}` receive {values_of_best}{or_less} in "

@@ -62,9 +62,9 @@ class Batch:
     """
 
     raw: Array
-    """`[N, K]` the rewards as the reward function returned them. Read-only."""
+    """`[N, K]` the rewards as the reward function returned them, for metrics and dumps. Read-only."""
     rewards: Array
-    """`[N, K]` the rewards after the conditions. Read-only."""
+    """`[N, K]` the rewards after the conditions, for custom steps. Read-only."""
     returns: Array
     """`[N, K]` the input of the first step: the rewards, or with per-turn rewards the returns. Read-only."""
     keys: tuple[str, ...]

@@ -139,7 +139,7 @@ class Step:
         return StepResult(self.apply(values, batch))
 
     def contributions(self, values: Array, batch: Batch) -> Array | None:
-        """Return `[N, K]` the contribution of each reward to the sum, or None if the step has no such contributions."""
+        """Return `[N, rewards]` the contribution of each reward to the sum, or None if the step has none."""
         return None
 
     def for_rewards(self, count: int) -> Step:
@@ -169,7 +169,7 @@ class Result:
     """The state for the next batch."""
     metrics: Metrics
     contributions: Array | None
-    """`[N, K]` each reward's contribution to the sum, or None if the sum has no such contributions."""
+    """`[N, rewards]` each reward's contribution to the sum, or None if the sum has no such contributions."""
     total: Array | None
     """`[N]` the sum of the rewards with any KL term, or None if there are no contributions."""
 

@@ -72,7 +72,7 @@ class RowIndex:
         The last output of a session carries the reward. All outputs of the session get the same advantage.
         """
         one_output_per_session = all(key.endswith("_0") for key in keys)
-        if one_output_per_session:
+        if one_output_per_session:  # the usual case, which needs no names
             return cls.of_padding(padding)
         outputs_of_session: dict[str, list[tuple[int, int]]] = {}  # each output as its number and its row
         for row in np.flatnonzero(~padding).tolist():

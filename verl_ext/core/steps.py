@@ -1,7 +1,7 @@
 """Steps that normalize values, and the weighted sum: center, divide, sum, whiten.
 
 Steps that combine information across rewards are in `cross_reward`. Steps after the sum that read accuracies, lengths
-or the past are in `post_sum` and `history`. Values are `[N, K]`. NaN means "not scored" and passes through every step.
+or the past are in `post_sum`. Values are `[N, K]`. NaN means "not scored" and passes through every step.
 """
 
 import math

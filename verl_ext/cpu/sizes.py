@@ -59,9 +59,10 @@ def _set_threads(config: Any) -> None:
 
 
 def _tokens_and_responses_that_fit(config: Any) -> tuple[int, int]:
-    """Return the tokens of a micro-batch, at least one whole sequence, and the concurrent responses of full length.
+    """Return the tokens of a micro-batch, and the concurrent responses of full length.
 
-    Both are at most verl's defaults. If the sizes of the model are unknown, both are verl's defaults.
+    Both are at most verl's defaults, but a micro-batch has at least the tokens of one whole sequence. If the sizes of
+    the model are unknown, both are verl's defaults.
     """
     model = _read_model_sizes(config.actor_rollout_ref.model.path)
     if model is None:
@@ -86,7 +87,7 @@ def _read_model_sizes(path: str) -> ModelSizes | None:
     if not file.is_file():
         return None
     values = json.loads(file.read_text(encoding="utf-8"))
-    values = values.get("text_config", values)
+    values = values.get("text_config") or values
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     if not all(isinstance(values.get(name), int) for name in names):
         return None

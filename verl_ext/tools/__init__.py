@@ -1,1 +1,4 @@
-"""Commands that read what runs have written: `report`, `compare`, and `show`. Nothing else imports them."""
+"""The commands `report` and `compare`, which read what runs have written, `show` and `recipes`.
+
+Nothing else imports them.
+"""

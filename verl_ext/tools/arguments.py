@@ -47,13 +47,16 @@ def _parse_override(text: str) -> tuple[str, Any]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    invalid = ConfigurationError(
+        f"{text!r} is not a valid setting KEY=VALUE. Write a list as 'algorithm.rewards.keys=[a,b]' and a mapping "
+        "as 'algorithm.rewards.conditions={a:{reward:b,at_least:1}}'."
+    )
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        raise ConfigurationError(
-            f"{text!r} is not a valid setting KEY=VALUE. Write a list as 'algorithm.rewards.keys=[a,b]' and a mapping "
-            "as 'algorithm.rewards.conditions={a:{reward:b,at_least:1}}'."
-        ) from error
+        raise invalid from error
+    if override.is_delete() or override.is_sweep_override():  # `~KEY`, or several values as `KEY=a,b`
+        raise invalid
     key = override.key_or_group
     valid = [f"algorithm.{name}" for name in entries_read() if name != "verl_ext"]
     valid.append(LOSS)

@@ -19,6 +19,7 @@ from verl_ext.hooks import dotted_name
 from verl_ext.run import Run
 from verl_ext.run_config import uses_verl_ext
 
+logger = logging.getLogger("verl_ext")
 REQUIRED_METHODS = ("__init__", "_save_checkpoint", "_load_checkpoint")
 """The methods of `TrainerMixin` that every run needs, so verl's trainers must have them with the same parameters.
 
@@ -28,8 +29,9 @@ The other methods are for the faster update alone."""
 class TrainerMixin:
     """The methods of verl's trainers to which verl_ext adds something.
 
-    In a run that uses nothing of verl_ext, each method only calls the method of verl, with one exception:
-    `_save_checkpoint` also removes the state of an earlier run, if it overwrites the checkpoint of that run.
+    In a run that uses nothing of verl_ext, each method only calls the method of verl, with two exceptions: `__init__`
+    judges the configuration by the rules for every run, and `_save_checkpoint` removes the state of an earlier run, if
+    it overwrites the checkpoint of that run.
     """
 
     _verl_ext: Run | None = None
@@ -146,9 +148,6 @@ def with_mixin(mixin: type, cls: type) -> type:
         return cls
     attributes = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(cls.__name__, (mixin, cls), attributes)
-
-
-logger = logging.getLogger("verl_ext")
 
 
 def require_passed_on(cls: type, mixin: type, names: Iterable[str]) -> None:

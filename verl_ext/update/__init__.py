@@ -4,7 +4,7 @@
 responses. A pass is one call of the workers, for the old log-probabilities, for those of the reference, or for the
 actor update. The trainer orders the rows and marks the data of each pass. verl's FSDP engine in the workers reads the
 marks, because the workers do not know the section `algorithm`. The trainer prepares the engine before the first pass.
-If a run uses neither setting, its processes load at most this file.
+If a run uses neither setting, its workers load nothing of this folder.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl_ext import hooks
 from verl_ext.errors import IntegrationError
 from verl_ext.update import SHARE_MARK, SKIP_MARK, pack, split
-from verl_ext.update.split import METRICS, entry
+from verl_ext.update.split import METRICS_KEY, entry
 
 CHECKED = "_verl_ext_checked"
 """The attribute of an engine whose first pass was checked."""
@@ -55,7 +55,7 @@ def wrap_forward_backward(
     with computing(self, share=share):
         output = original(self, data, loss_function, forward_only)
     if not forward_only:
-        for name, value in entry(data, METRICS).items():
+        for name, value in entry(data, METRICS_KEY).items():
             output["metrics"][f"actor/{name}"] = [value]
     return output
 
@@ -80,7 +80,7 @@ def computing(engine: Any, *, share: bool) -> Iterator[None]:
 
 
 def check_first_pass(engine: Any, data: Any) -> None:
-    """Raise on all ranks if packing changes log-probabilities more than rounding does.
+    """Raise on all ranks if packing changes log-probabilities more than rounding explains.
 
     Some rows of the batch are computed three times: by verl's engine in one micro-batch, by verl's engine in two
     micro-batches, and packed. The first two show the size of rounding.
@@ -126,14 +126,18 @@ def response_log_probs(engine: Any, data: Any, rows: Sequence[int], *, share: bo
     with torch.no_grad():
         _, output = engine.forward_step(batch, loss_function=None, forward_only=True)
     values: torch.Tensor = output["model_output"]["log_probs"].values()
-    places, _ = pack.response_places(batch)
-    return values[places - 1].float()  # verl keeps a log-probability at the token before the one that it is about
+    numbers, _ = pack.response_tokens_of(batch)
+    return values[numbers - 1].float()  # verl keeps a log-probability at the token before the one that it is about
 
 
 def excess_over_rounding(
     packed: torch.Tensor, in_two: torch.Tensor, in_one: torch.Tensor, rounding: float
 ) -> torch.Tensor:
-    """Return how many times as much packing changes log-probabilities as the size of micro-batches does."""
+    """Return `max(change by packing / max(change by micro-batches, smallest change that counts))`.
+
+    The changes are the mean and the mean of the top 1%. In bf16 the smallest changes that count are about 0.008 and
+    0.06, so that packing may always change the mean by 0.04.
+    """
     smallest = FLOOR * float(in_one.abs().max())
     floor = (rounding * in_one.new_tensor(ROUNDING)).clamp(min=smallest)
     allowed = change(in_two, in_one).maximum(floor)

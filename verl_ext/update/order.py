@@ -76,7 +76,7 @@ class Slot:
 def order(rows: Sequence[Row], *, ranks: int, mini_batch: int) -> tuple[list[list[int]], int]:
     """Divide rows among ranks and mini-batches: whole prompts, equal numbers of rows, and about equal tokens.
 
-    Return the rows of each rank, and how often a prompt was divided because no mini-batch could hold all its rows.
+    Return the rows of each rank, and how often a prompt was divided because no mini-batch had room for all its rows.
     A `mini_batch` has that many rows on all ranks together.
 
     >>> a, b = Row("a", 5, 1), Row("b", 9, 1)
@@ -107,7 +107,11 @@ def order(rows: Sequence[Row], *, ranks: int, mini_batch: int) -> tuple[list[lis
 
 
 def empty_slots(count: int, ranks: int, mini_batch_of_rank: int) -> list[Slot]:
-    """Return the slots for `count` rows. Those of one mini-batch are neighbors, because its ranks run together."""
+    """Return the slots for `count` rows, the first mini-batch of each rank first.
+
+    Of slots with equally few tokens the first is filled, so that the ranks of a mini-batch, which run together, fill up
+    evenly.
+    """
     if count % ranks:
         raise IntegrationError(
             f"algorithm.verl_ext.share_prompts=True needs the same number of rows on each rank, but {count} rows "

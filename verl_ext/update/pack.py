@@ -1,8 +1,8 @@
 """Compute each prompt once for all its responses in a micro-batch.
 
-verl computes a prompt of P tokens with n responses of R tokens as n rows of P + R tokens. Here the prompt and its
-responses are one sequence of P + n R tokens, the *packed* sequence. Example: two prompts P and Q of 3 and 2 tokens. The
-responses a and b belong to P, the response c to Q.
+verl computes a prompt with n responses as n rows, each with the prompt. Here the prompt and its responses are one
+sequence, the *packed* sequence, with the prompt once. Example: two prompts P and Q of 3 and 2 tokens. The responses a
+and b belong to P, the response c to Q.
 
     rows                P P P a a a | P P P b b | Q Q c c       15 tokens in verl's rows
     number of a token   0 1 2 3 4 5   6 7 8 9 10  11 12 13 14
@@ -171,9 +171,11 @@ def attend(
     keys = embedding(plan.keys, keys.flatten(1)).view(-1, *keys.shape[1:])
     values = embedding(plan.keys, values.flatten(1)).view(-1, *values.shape[1:])
     if flash_supports(device_type, queries.dtype, queries.shape[-1], values.shape[-1]):
+        ends, most = (plan.query_ends, plan.key_ends), (plan.most_queries, plan.most_keys)
+        # Causal, aligned at the end of each segment; without a mask for debugging.
         output, *_ = torch.ops.aten._flash_attention_forward(
-            queries, keys, values, *plan[1:], dropout, True, False, scale=scaling
-        )  # causal, aligned at the end of each segment; without a mask for debugging
+            queries, keys, values, *ends, *most, dropout, True, False, scale=scaling
+        )
         return output[None], None
     return attend_by_segment(queries, keys, values, plan, scaling, dropout), None
 
@@ -208,7 +210,7 @@ def flash_supports(device: str, dtype: torch.dtype, head_size: int, value_size: 
                 head_size,
             )
         return supported
-    return supported and device == "meta"
+    return supported and device == "meta"  # the device of tests that check shapes without a GPU
 
 
 def attend_by_segment(
@@ -257,7 +259,7 @@ def split_tokens(vectors: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor
 AttentionInterface.register(ATTENTION, attend)
 
 
-def response_places(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def response_tokens_of(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the numbers in the rows of all response tokens, and 0 and where each response ends among them."""
     input_ids = data["input_ids"]
     response_tokens = read_lengths(data, share=False).response_tokens
@@ -271,18 +273,23 @@ def wrap_inputs(original: Callable[..., Any], self: Any, micro_batch: Any) -> An
     """Wrap `prepare_model_inputs(self, micro_batch)`: the packed sequence, and logits for the response tokens only."""
     if not entry(micro_batch, SHARE_MARK, False):
         return original(self, micro_batch)
+    if micro_batch["position_ids"].values().dim() != 1:
+        raise IntegrationError(
+            "algorithm.verl_ext.share_prompts=True does not support this model, because its positions have several "
+            "dimensions. Set algorithm.verl_ext.share_prompts=False."
+        )
     packed = pack(micro_batch)
-    places, ends = response_places(micro_batch)
+    response_numbers, ends = response_tokens_of(micro_batch)
     # The logits are those of the response tokens. verl's arguments for them are those of a batch with only the
     # responses, except the labels: verl would take the next token of such a batch.
     responses = micro_batch.copy()
     tu.assign_non_tensor(responses, use_remove_padding=True)
     for name in ("input_ids", "position_ids"):
-        response_values = micro_batch[name].values()[places]
+        response_values = micro_batch[name].values()[response_numbers]
         responses[name] = torch.nested.nested_tensor_from_jagged(response_values, ends)
     inputs, arguments = original(self, responses)
     arguments["input_ids_rmpad_rolled"] = responses["input_ids"].values()
-    arguments[RESPONSES] = (responses, places)
+    arguments[RESPONSES] = (responses, response_numbers)
     unsupported = inputs.keys() - {"input_ids", "position_ids", "attention_mask"}
     if unsupported:
         raise IntegrationError(
@@ -307,13 +314,13 @@ def wrap_outputs(
     """Wrap `prepare_model_outputs(self, ...)`: put the outputs for the response tokens at their places in the rows."""
     if RESPONSES not in output_args:
         return original(self, output, output_args, micro_batch, logits_processor_func)
-    responses, places = output_args[RESPONSES]
+    responses, response_numbers = output_args[RESPONSES]
     row_ends = micro_batch["input_ids"].offsets()
-    predicting_places = places - 1  # verl keeps an output at the token before the one that it is about
+    predicting_numbers = response_numbers - 1  # verl keeps an output at the token before the one that it is about
     outputs = {}
     for name, response_outputs in original(self, output, output_args, responses, logits_processor_func).items():
         response_values = response_outputs.values()
         row_values = response_values.new_zeros(int(row_ends[-1]))
-        row_values = row_values.index_put((predicting_places,), response_values)
+        row_values = row_values.index_put((predicting_numbers,), response_values)
         outputs[name] = torch.nested.nested_tensor_from_jagged(row_values, row_ends)
     return outputs

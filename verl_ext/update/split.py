@@ -19,7 +19,7 @@ from verl.utils import tensordict_utils as tu
 from verl_ext.core.row_index import dense
 from verl_ext.update import SHARE_MARK, SKIP_MARK
 
-METRICS = "verl_ext_metrics"
+METRICS_KEY = "verl_ext_metrics"
 """The key in the data of an update under which the split returns its metrics."""
 
 
@@ -103,7 +103,7 @@ def wrap_prepare(original: Callable[..., Any], data: Any, dp_group: Any = None, 
         rows_to_run, rows_to_skip = [*lengths.rows], []
     micro_batches = fill_micro_batches(data, lengths, rows_to_run)
     equalize_number(micro_batches, rows_to_skip, dp_group)
-    tu.assign_non_tensor_data(data, METRICS, metrics_of(lengths, micro_batches, share=share))
+    tu.assign_non_tensor_data(data, METRICS_KEY, metrics_of(lengths, micro_batches, share=share))
     # verl restores the order of the outputs by the place of each row among the rows that ran.
     rows_that_run = sorted(row for rows in micro_batches for row in rows)
     place_of_row = {row: place for place, row in enumerate(rows_that_run)}
@@ -112,11 +112,11 @@ def wrap_prepare(original: Callable[..., Any], data: Any, dp_group: Any = None, 
 
 
 def rows_with_gradient(data: Any, lengths: RowLengths, *, skip: bool) -> tuple[list[int], list[int]]:
-    """Return the rows of an update that have a gradient, and the others, each with the shortest rows first.
+    """Return the rows of an update that have a gradient, and the others.
 
     A row without a token in the loss has no gradient. With `skip`, a row whose advantages are all 0 has none, either.
     Some of the others fill up micro-batches. Those with tokens in the loss come first, because some losses of verl
-    raise an error for a micro-batch without such tokens.
+    raise an error for a micro-batch without such tokens. Within each of these three kinds, short rows come first.
     """
     in_loss = dense(data["response_mask"]) != 0  # [row, token]
     has_tokens = in_loss.any(dim=-1)
@@ -189,7 +189,8 @@ def token_limit(data: Any) -> int:
 def equalize_number(micro_batches: list[list[int]], rows_to_skip: list[int], dp_group: Any) -> None:
     """Bring the number of micro-batches to the largest number of a rank: FSDP's ranks wait for each other.
 
-    The micro-batch with the most rows is halved. If each has only one row, a row that would be skipped is added.
+    The micro-batch with the most rows is halved. If each has only one row, a row that would be skipped is added. There
+    is always one left, because all ranks hold equally many rows.
     """
     from verl.utils.device import get_device_name
 

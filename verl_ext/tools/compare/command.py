@@ -99,7 +99,7 @@ def _notes_on_unscored_rewards(rollouts: Rollouts, keys: Sequence[str]) -> Itera
 
 
 def _save(rollouts: Rollouts, outcomes: Sequence[Outcome], keys: Sequence[str], path: Path) -> None:
-    """Write one row per trajectory: its origin, its rewards, and the advantage of every variant."""
+    """Write one row per trajectory or turn: its origin, its rewards, and the advantage of every variant."""
     origin = ["step", "update", "uid"]
     if rollouts.turns.any():
         origin.append("turn")

@@ -47,7 +47,7 @@ class DumpMetadata:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """`N` trajectories in the order of the run's updates."""
+    """`N` trajectories, or turns with per-turn rewards, in the order of the run's updates."""
 
     path: Path
     table: pd.DataFrame
@@ -55,7 +55,7 @@ class Rollouts:
 
     The columns are `step`, `update`, `uid` and `reward/<key>`; in a dump also `advantage`, and with turns `turn`."""
     rewards: Mapping[str, Array]
-    """`[N]` each reward as it was scored, NaN where it was not scored. The score is one of them."""
+    """`[N]` each reward as it was scored, NaN where it was not scored. `with_score` adds the score."""
     contributions: Mapping[str, Array]
     """`[N]` what each reward adds to the total, and the total itself."""
     total_key: str
