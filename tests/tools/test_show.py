@@ -96,7 +96,6 @@ REJECTED = {
     "an open bracket": (["gdpo", "algorithm.rewards.keys=[x"], ["'algorithm.rewards.keys=[x'", "[a,b]"]),
     "no value": (["gdpo", "whiten"], ["whiten", "KEY=VALUE"]),
     "several values": (["gdpo", "algorithm.gdpo.scale=std,mad"], ["algorithm.gdpo.scale=std,mad", "KEY=VALUE"]),
-    "a deletion": (["gdpo", "~algorithm.gdpo.scale=mad"], ["~algorithm.gdpo.scale=mad", "KEY=VALUE"]),
     "a misspelled setting": (["gdpo", "algorithm.gdpo.scael=mad"], ["did you mean 'scale'"]),
     "a preset": (["gdpo", "+verl_ext=gdpo"], ["'+verl_ext=gdpo'", "without `=`"]),
 }
@@ -161,3 +160,9 @@ def test_other_keys_than_those_of_a_run_do_not_get_its_weights():
     algorithm_of_run = {"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [2.0, 1.0]}
     settings = parse_settings(["algorithm.rewards.keys=[b]"], algorithm_of_run)
     assert settings.rewards == RewardsSettings(keys=("b",))
+
+
+@pytest.mark.parametrize("deletion", ["~algorithm.rewards.keys", "~algorithm.rewards.keys=[a,b]"])
+def test_a_deletion_resets_a_setting_of_the_run(deletion):
+    run = {"rewards": {"keys": ["a", "b"]}}
+    assert parse_settings([deletion], run).rewards.keys is None

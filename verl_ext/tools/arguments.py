@@ -55,7 +55,7 @@ def _parse_override(text: str) -> tuple[str, Any]:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
         raise invalid from error
-    if override.is_delete() or override.is_sweep_override():  # `~KEY`, or several values as `KEY=a,b`
+    if override.is_sweep_override():  # several values, as in `KEY=a,b`
         raise invalid
     key = override.key_or_group
     valid = [f"algorithm.{name}" for name in entries_read() if name != "verl_ext"]
@@ -65,4 +65,4 @@ def _parse_override(text: str) -> tuple[str, Any]:
         raise ConfigurationError(
             f"{text!r}: {unknown('setting', key, valid)}. Write the name of an estimator without `=`."
         )
-    return key, override.value()
+    return key, None if override.is_delete() else override.value()
