@@ -2,7 +2,7 @@
 
 Another package registers `name = "package.module:OBJECT"` in the entry-point group `verl_ext.estimators`. The object is
 a `Method`. Every process of a run reads the names, which imports no module of another package. `load` imports one of
-them. `sections` imports all of them, as do the presets when Hydra is imported.
+them. `sections` and `possible_bases` import all of them, as do the presets when Hydra is imported.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -122,9 +122,9 @@ class Table:
     results: Mapping[str, Sequence[Any]] | None = field(default_factory=dict)
     """`T` values by name. None if the trainer does not say which of its fields the reward function returned."""
     fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """`T` values by name. They include the results if `results` is None."""
+    """`T` values by name: other fields of the trainer's batch. If `results` is None, they include the results."""
     score: Array | None = None
-    """`[T]` the trainer's score before any KL term. None if it was not read and the estimator has not been called."""
+    """`[T]` the trainer's score before any KL term. None if it was not read."""
     spans: TurnSpans | None = None
     """The turns of the trajectories, or None without rewards per turn."""
     truncated: Bools | None = None
@@ -171,7 +171,8 @@ class Table:
 
         `included_segments` selects `N'` of the `N` segments. `tokens` is `[N]`, `accuracy` and `kl_reward` are `[T]`.
         For an estimator, conditions are applied, and a value that is missing for a response is an error. Otherwise the
-        batch is for metrics, and such a value is NaN: see `column`.
+        batch is for metrics, and such a value is NaN: see `column`. A list per turn or a rubric that is missing is an
+        error in both cases.
         """
         trajectories = self.trajectory_of_segment[included_segments]  # [N']
         outputs = self.row_index.outputs if self.spans is None else self.spans.outputs

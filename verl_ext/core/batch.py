@@ -88,7 +88,7 @@ class Batch:
     turns: Turns
     """The turn of each segment. Without per-turn rewards each trajectory has one turn."""
     accuracy: Array | None
-    """`[N]` in [0, 1], for the steps that weight prompts by difficulty."""
+    """`[N]` in [0, 1], or NaN if it is not known, for the steps that read how often a prompt is solved."""
     kl_reward: Array | None
     """`[N]` the KL term of the reward, which is added to the sum of the rewards only.
 
@@ -98,7 +98,7 @@ class Batch:
     """`[N]` number of rows of verl's batch of each trajectory, or with per-turn rewards those that begin with the
     turn."""
     lengths: Array
-    """`[N]` number of tokens in the loss of each segment, in all rows of its trajectory."""
+    """`[N]` number of tokens in the loss of each segment. A trajectory counts the tokens of all its rows."""
     fields: Mapping[str, Sequence[Any]]
     """`N` entries of each field of verl's batch, such as `data_source`, that a step has in `needs_fields`."""
 

@@ -20,7 +20,7 @@ TOLERANCE = 1e-6
 
 
 def label_text(label: Hashable) -> str:
-    """Return how a message names a trajectory by its label.
+    """Return how a message names a prompt by its label.
 
     A text with a space, such as the row of a file, is readable and stays as it is. Any other label is shown as a uid.
 
