@@ -1,4 +1,7 @@
-"""Read the configuration of a run from verl's objects."""
+"""Read the configuration of a run from verl's objects, and find out which package computes its estimator.
+
+verl_ext does not change verl's registry: an estimator that another package registers there takes precedence.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 FILTER = "algorithm.filter_groups"
 FUNCTION = "reward.custom_reward_function"
+CORE = "verl.trainer.ppo.core_algos"
+"""The module of verl with its registry of estimators."""
 
 
 def has_algorithm(config: Any) -> bool:
@@ -151,9 +156,6 @@ def estimator_name(config: Any) -> str:
     """Return the name in `algorithm.adv_estimator`, which may be an enum."""
     name = select(config, ESTIMATOR)
     return str(getattr(name, "value", name))
-
-
-CORE = "verl.trainer.ppo.core_algos"
 
 
 def computed_by_verl_ext(name: str) -> bool:

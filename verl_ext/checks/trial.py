@@ -2,6 +2,7 @@
 
 verl's own reward manager calls the function. `responses.RewardProbe` says which responses to a row are scored: an empty
 one, the ground truth in one or all templates, and for training rows the response in the same line of `--responses`.
+`PromptLengths` counts the tokens of the prompts of these rows.
 """
 
 from __future__ import annotations

@@ -151,9 +151,10 @@ def with_mixin(mixin: type, cls: type) -> type:
 
 
 def require_passed_on(cls: type, mixin: type, names: Iterable[str]) -> None:
-    """Raise if a class before the mixin overrides one of these methods and does not use the name of the method.
+    """Raise if a class before the mixin overrides one of these methods and does not call the overridden method.
 
-    Log a warning if the code of a method cannot be read.
+    The code of a method decides. If it contains the name of the overridden method, it counts as a call. The code of
+    functions that a decorator or a closure holds is read as well. If no code can be read, log a warning.
     """
     before_mixin = cls.__mro__[: cls.__mro__.index(mixin)]
     for base in before_mixin:
