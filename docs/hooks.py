@@ -1,7 +1,8 @@
-"""What mkdocs adds to the pages: the repository's address and the version, formulas, and captions of pictures."""
+"""Hooks of mkdocs: pages from files outside docs/pages, links into the repository, formulas, captions of pictures."""
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,17 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
+PAGES = "docs/pages"
+FILE_OF_PAGE = {
+    "index.md": "README.md",
+    "recipes.md": "recipes/README.md",
+    "changelog.md": "CHANGELOG.md",
+    "security.md": "SECURITY.md",
+}
+"""The pages that are made from files outside docs/pages. Paths of files are relative to the root of the repository."""
+PAGE_OF_FILE = {file: page for page, file in FILE_OF_PAGE.items()}
+LINK = r"(?<=\]\()([^)#\s]+)(?=[)#])"
+"""The target of a Markdown link or picture, without the anchor."""
 
 
 def _read(file: str, pattern: str) -> str:
@@ -17,16 +29,11 @@ def _read(file: str, pattern: str) -> str:
     return str(found)
 
 
-def _of_the_index() -> list[tuple[str, str]]:
-    """Return the substitutions of the README on the package index; the first two concern commands, the others links."""
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    return re.findall(r"pattern = '(.*)', replacement = '(.*)'", project)
-
-
 def on_config(config: Any) -> Any:
-    """Show both in the head and the foot of each page."""
+    """Show the repository's address and the version on each page, and convert blocks in the language `math`."""
     config.repo_url = _read("pyproject.toml", r'^Source = "(.*)"')
     config.repo_name = "Source"
+    config.edit_uri = f"edit/main/{PAGES}/"
     config.copyright = f"verl_ext {_read('verl_ext/__init__.py', r'^__version__ = .(.*).$')}"
     fence = {"name": "math", "class": "math", "format": _formula}
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
@@ -34,29 +41,49 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """The start page is the README; what is not a page is linked to in the repository."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/pages/", "](")
-    text = re.sub(r"\]\((?=docs/|recipes/|[A-Z])", f"]({config.repo_url}/blob/main/", text)
-    for pattern, replacement in _of_the_index()[:2]:
-        text = re.sub(pattern, replacement, text)
-    files.append(File.generated(config, "index.md", content=text))
+    """Add the pages that are made from files outside docs/pages."""
+    for page, file in FILE_OF_PAGE.items():
+        text = (ROOT / file).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text))
     return files
 
 
-def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:
-    """A command that is to be copied needs the address itself, and the README is the start page."""
-    markdown = markdown.replace("../../README.md", "index.md")
-    return markdown.replace("git clone REPOSITORY", f"git clone {config.repo_url}")
+def on_pre_page(page: Any, *, config: Any, **_: Any) -> Any:
+    """Let the edit link of a page that is made from another file lead to this file."""
+    file = FILE_OF_PAGE.get(page.file.src_uri)
+    if file is not None:
+        page.edit_url = f"{config.repo_url}/edit/main/{file}"
+    return page
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    """Let links lead to pages of the site, or to the repository if their target is no page."""
+    uri = page.file.src_uri
+    source = FILE_OF_PAGE.get(uri, f"{PAGES}/{uri}")
+    return re.sub(LINK, lambda link: _target_on_site(link[1], source, uri, config.repo_url), markdown)
+
+
+def _target_on_site(target: str, source: str, page: str, repository: str) -> str:
+    """Return the target on the site of a link from the file `source`, which is shown as `page`."""
+    if "://" in target:
+        return target
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+    target_page = PAGE_OF_FILE.get(path)
+    if path.startswith(f"{PAGES}/"):
+        target_page = path.removeprefix(f"{PAGES}/")
+    if target_page is None:
+        return f"{repository}/blob/main/{path}"
+    return posixpath.relpath(target_page, posixpath.dirname(page) or ".")
 
 
 def _formula(source: str, *_: Any, **__: Any) -> str:
-    """A block of LaTeX as MathML, which browsers draw without a script; its parts may stand below each other."""
+    r"""Return a block of LaTeX as MathML, which browsers draw without a script. The line may be broken at `\qquad`."""
     parts = (convert(part.strip(), display="block") for part in source.split("\\qquad"))
     return f'<div class="formula">{" ".join(parts)}</div>'
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """A picture's text below it, unless the page has one there; the picture leads to itself in full size."""
+    """Show the text of a picture below it, unless a caption follows. The picture links to its full size."""
     picture = r'<p>(<img alt="([^"]*)" src="([^"]*)"[^>]*>)</p>'
     html = re.sub(rf"{picture}(?=\s*<p><em>)", r'<a href="\3">\1</a>', html)
     return re.sub(picture, r'<figure><a href="\3">\1</a><figcaption>\2</figcaption></figure>', html)

@@ -9,16 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from markdown.extensions.toc import slugify
 
 from tests.calls import metrics_of
 from verl_ext import __version__
 from verl_ext.cli import main
 from verl_ext.core import step_lists, steps
-from verl_ext.methods import simple
-from verl_ext.registry import ADDED_ESTIMATORS, ESTIMATORS
+from verl_ext.methods import METHODS, simple
+from verl_ext.registry import ESTIMATORS
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "pages"
+FOLDERS = ("docs", "recipes", "scripts", "tests")
 TEXTS = {
     path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in (*PAGES.rglob("*.md"), ROOT / "README.md")
 }
@@ -31,45 +33,74 @@ def test_generated_pages_are_up_to_date():
 
 
 def test_every_setting_of_the_page_has_a_description():
-    page = TEXTS[Path("docs/pages/settings.md")]
-    rows = re.findall(r"^\| `(\w+)` \| `.*?` \|(.*)\|$", page, re.MULTILINE)
+    page = TEXTS[Path("docs/pages/reference/settings.md")]
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|(.*)\|$", page, re.MULTILINE)
     assert len(rows) > 30
-    for name, description in rows:
-        assert description.strip(), name
+    for name, default, description in rows:
+        assert default.strip(), name
+        assert description.strip().endswith("."), name
 
 
-PAGE_LINES = {
-    "README.md": "| [`{name}`](docs/pages/{page}) | the method and its paper | in one line |",
-    "docs/mkdocs.yml": "      - {name}: {page}",
-}
-"""The line that each file must have for an estimator. Only the first cell of a table's row is compared."""
+NAVIGATION = (ROOT / "docs/mkdocs.yml").read_text(encoding="utf-8")
 
 
 def missing_documentation(name: str) -> list[str]:
-    """Return what the documents lack of an estimator: its page, and the lines to add."""
-    page = f"estimators/{name}.md"
-    missing = []
-    if not (PAGES / page).exists():
-        missing.append(f"docs/pages/{page} is missing: write it, with the formula and the settings")
-    for file, template in PAGE_LINES.items():
-        line = template.format(name=name, page=page)
-        first_cell = line.split(" | ")[0]
-        if first_cell not in (ROOT / file).read_text(encoding="utf-8"):
-            missing.append(f"{file} does not name it: add `{line}` next to those of the other estimators")
-    return missing
+    """Return what the documents lack of a method: a row of the overview, a page or a section, or a line to add."""
+    overview = TEXTS[Path("docs/pages/methods/index.md")]
+    row = re.search(rf"^\| \[`{name}`\]\(([^)#]+)#?([^)]*)\) \|", overview, re.MULTILINE)
+    if row is None:
+        return ["docs/pages/methods/index.md has no row for it: run python scripts/quality/make_docs.py"]
+    file, section = row.groups()
+    page = f"methods/{file}"
+    if section and section not in anchors(TEXTS[Path("docs/pages", page)]):
+        return [f"docs/pages/{page} has no section for it: write one, or a page docs/pages/methods/{name}.md"]
+    if f": {page}\n" not in NAVIGATION:
+        return [f"docs/mkdocs.yml does not name its page: add `      - {name}: {page}` to `Methods`"]
+    return []
+
+
+def anchors(page: str) -> list[str]:
+    """Return the anchors of the headings of a page."""
+    headings = re.findall("^#+ (.*)$", page, re.MULTILINE)
+    return [slugify(heading, "-") for heading in headings]
 
 
 def test_every_estimator_has_a_page_and_links_to_it():
-    for name in set(ADDED_ESTIMATORS) - {"compose", *simple.SIMPLE_METHODS}:
+    for name in METHODS:
         assert missing_documentation(name) == [], name
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=str)
-def test_links_to_files_exist(path):
-    text_without_code = re.sub(r"`[^`\n]*`", "", TEXTS[path])
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text_without_code):
-        if "://" not in target:
-            assert ((ROOT / path).parent / target).exists(), target
+def test_missing_documentation_of_an_estimator_is_reported(monkeypatch):
+    assert "has no row" in missing_documentation("midrange")[0]
+    monkeypatch.setitem(TEXTS, Path("docs/pages/methods/more.md"), "# More methods")
+    assert "has no section" in missing_documentation("dvao")[0]
+    monkeypatch.setitem(globals(), "NAVIGATION", NAVIGATION.replace("methods/gdpo.md", "gdpo.md"))
+    assert "does not name its page" in missing_documentation("gdpo")[0]
+
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
+
+
+def links_of(document: Path) -> list[tuple[str, str]]:
+    """Return the links of a document to files and headings of this repository, each as its path and its anchor."""
+    text_without_code = re.sub(r"`[^`\n]*`", "", document.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text_without_code)
+    return [(path, anchor) for path, anchor in links if "://" not in path]
+
+
+def anchors_of(document: Path) -> set[str]:
+    """Return the anchors of the headings of a document, as the site and the usual hosts of repositories name them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(document):
+    for path, anchor in links_of(document):
+        target = document.parent / path if path else document
+        assert target.exists(), path
+        if anchor:
+            assert anchor in anchors_of(target), f"{path}#{anchor}"
 
 
 SEARCHPATH = 'hydra: {searchpath: ["pkg://verl.trainer.config"]}'
@@ -95,9 +126,9 @@ def test_the_pages_have_configuration_files():
 def test_configuration_file_of_a_page_has_no_findings(path, block, tmp_path, capsys):
     file = tmp_path / "run.yaml"
     file.write_text(block if SEARCHPATH in block else f"{SEARCHPATH}\n{block}")
-    # The file of README.md is complete. The others leave out what they do not explain.
+    # The file of gpu.md is complete. The others leave out what they do not explain.
     usual_settings = ["actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.use_dynamic_bsz=True"]
-    overrides = [] if path.name == "README.md" else usual_settings
+    overrides = [] if path.name == "gpu.md" else usual_settings
     assert main(["check", "--config", str(file), *overrides]) == 0
     assert "0 warnings" in capsys.readouterr().out
 
@@ -123,7 +154,7 @@ def test_contributing_page_shows_the_layers_of_the_contract():
 
 
 def test_estimator_of_the_page_on_adding_one_works(monkeypatch):
-    page = TEXTS[Path("docs/pages/add_estimator.md")]
+    page = TEXTS[Path("docs/pages/add_method.md")]
     blocks = re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S)
     step_code, method_code, test_code = [textwrap.dedent(block) for block in blocks]
 
@@ -163,7 +194,7 @@ def logged_metrics() -> set[str]:
 
 
 def test_metrics_page_names_every_metric_that_a_run_logs():
-    page = TEXTS[Path("docs/pages/metrics.md")]
+    page = TEXTS[Path("docs/pages/reference/metrics.md")]
     first_cells = re.findall(r"^\| (`[^|]+) \|", page, re.MULTILINE)
     names = re.findall("`([^`]+)`", "\n".join(first_cells))
     patterns = "|".join(pattern_of_metric(name) for name in names)
@@ -172,7 +203,6 @@ def test_metrics_page_names_every_metric_that_a_run_logs():
         assert documented.fullmatch(metric), metric
 
 
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md")])
 SHELLS = ("bash", "sh", "console")
 
 
@@ -202,22 +232,40 @@ def test_lists_on_command_lines_are_quoted() -> None:
     assert block_count > 20
 
 
-INSTALL = r'`(pip install "?(?:verl_ext|\.)[^`]*)`'
-
-
 @pytest.fixture
-def site_hooks(monkeypatch):
-    """Return docs/hooks.py. The files that it generates are plain texts."""
+def site_hooks():
+    """Return docs/hooks.py."""
     pytest.importorskip("mkdocs")
     spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
-    monkeypatch.setattr(hooks, "File", SimpleNamespace(generated=lambda _config, _name, content: content))
     return hooks
 
 
-def test_start_page_of_the_site_installs_from_the_index(site_hooks) -> None:
-    (page,) = site_hooks.on_files([], config=SimpleNamespace(repo_url="ADDRESS"))
-    assert re.findall(INSTALL, TEXTS[Path("README.md")]) == ["pip install .", 'pip install ".[cpu,plot]"']
-    assert re.findall(INSTALL, page) == ["pip install verl_ext", 'pip install "verl_ext[cpu,plot]"']
-    assert "git clone" not in page
+@pytest.mark.parametrize(
+    ("page", "link", "link_on_site"),
+    [
+        ("index.md", "docs/pages/gpu.md#memory", "gpu.md#memory"),
+        ("index.md", "recipes/README.md", "recipes.md"),
+        ("index.md", "CITATION.cff", "ADDRESS/blob/main/CITATION.cff"),
+        ("recipes.md", "../docs/pages/gpu.md", "gpu.md"),
+        ("recipes.md", "gsm8k/README.md", "ADDRESS/blob/main/recipes/gsm8k/README.md"),
+        ("gpu.md", "../../README.md#status", "index.md#status"),
+        ("methods/gdpo.md", "../rewards.md", "../rewards.md"),
+        ("methods/gdpo.md", "../../../CHANGELOG.md", "../changelog.md"),
+        ("methods/gdpo.md", "#formula", "#formula"),
+        ("methods/gdpo.md", "https://arxiv.org", "https://arxiv.org"),
+    ],
+)
+def test_links_of_the_site_lead_to_its_pages_or_to_the_repository(site_hooks, page, link, link_on_site):
+    shown_page = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    config = SimpleNamespace(repo_url="ADDRESS")
+    markdown = site_hooks.on_page_markdown(f"a [text]({link}).", page=shown_page, config=config)
+    assert markdown == f"a [text]({link_on_site})."
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shell_blocks_are_valid_bash(path):
+    for block in shell_blocks(path.read_text(encoding="utf-8")):
+        done = subprocess.run(["bash", "-n"], input=textwrap.dedent(block), capture_output=True, text=True)
+        assert done.returncode == 0, f"{done.stderr}{block}"

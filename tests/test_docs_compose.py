@@ -1,4 +1,4 @@
-"""The examples of docs/pages/compose.md work as they are written."""
+"""The examples of docs/pages/methods/compose.md work as they are written."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ from verl_ext.errors import ConfigurationError
 from verl_ext.registry import ENTRY_POINT_GROUP, ESTIMATORS, load
 from verl_ext.run_config import read_settings
 
-PAGE = (Path(__file__).parents[1] / "docs" / "pages" / "compose.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs/pages/methods/compose.md").read_text(encoding="utf-8")
 KEYS = "+algorithm.rewards.keys=[correctness,format]"
 ACCURACY = "+algorithm.rewards.accuracy_key=correctness"
 ROWS = [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]
@@ -112,7 +112,7 @@ def check_steps(steps):
 
 
 def test_every_list_of_the_table_is_accepted():
-    table = PAGE[PAGE.index("Combinations worth a try") :]
+    table = PAGE[PAGE.index("## Combinations worth trying") :]
     lists = re.findall(r"^\| (.*?) \| `(\[.*?\])`", table, re.MULTILINE)
     assert len(lists) == 5
     for _, steps in lists:
@@ -132,7 +132,7 @@ def test_list_that_the_page_calls_rejected_is_rejected(steps, message):
 
 
 def test_table_of_steps_names_every_step():
-    table = PAGE.partition("| step | does | settings |")[2].partition("\n\n")[0]
+    table = PAGE.partition("| step | effect | settings |")[2].partition("\n\n")[0]
     first_cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
     names = re.findall(r"`(\w+)`", "\n".join(first_cells))
     assert set(names) == set(STEPS)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import runpy
+import sys
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -14,9 +14,11 @@ from verl_ext.errors import ConfigurationError
 from verl_ext.registry import ESTIMATORS, build, changed_sections, sections
 from verl_ext.settings import RewardsSettings, Settings, VerlExtSettings
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts/quality"))
+
+from generated_pages.settings import descriptions
+
 SECTIONS = sections()
-MAKE_DOCS = Path(__file__).parents[1] / "scripts/quality/make_docs.py"
-setting_docstrings = runpy.run_path(str(MAKE_DOCS))["docstrings"]
 NOT_READ_BY_STEPS = {("compose", "steps"), ("drgrpo", "check_loss")}
 VALUES_THAT_THE_TYPE_DOES_NOT_GIVE = {
     ("gdpo", "epsilon"): 1e-4,
@@ -67,14 +69,10 @@ def required_settings(estimator: str, setting: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_each_setting_has_a_description(name: str) -> None:
-    """The description stands in the class or in a base class. docs/pages/settings.md is made from it."""
-    settings_class = SECTIONS[name]
-    descriptions: dict[str, str] = {}
-    for base in reversed(settings_class.__mro__):
-        if dataclasses.is_dataclass(base):
-            descriptions |= setting_docstrings(base)
-    for field in dataclasses.fields(settings_class):
-        assert descriptions[field.name].endswith("."), field.name
+    """The description stands in the class or in a base class. docs/pages/reference/settings.md is made from it."""
+    description_of_setting = descriptions(SECTIONS[name])
+    for field in dataclasses.fields(SECTIONS[name]):
+        assert description_of_setting[field.name].endswith("."), field.name
 
 
 @pytest.mark.parametrize(("name", "setting"), estimator_settings())

@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 __version__ = "0.3.0"
+"""The version of the package."""
 
 _NAMES = {
     "verl_ext.core.batch": ("Batch",),

@@ -95,8 +95,8 @@ def add_check(parser: Parser) -> None:
         type=int,
         default=8,
         metavar="N",
-        help="number of training rows to score with --try-reward, in addition to one row of each validation file and "
-        "data_source. Without --responses, each file and data_source has at least one of them (default: %(default)s)",
+        help="number of training rows to score with --try-reward (without --responses at least one per file and "
+        "data_source), plus one row per validation file and data_source (default: %(default)s)",
     )
     add_reward_trial(parser)
 
@@ -127,9 +127,8 @@ def add_compare(parser: Parser) -> None:
         "rollouts",
         type=Path,
         metavar="ROLLOUTS",
-        help="file or folder with scored responses: the parquet files of algorithm.verl_ext.dump_dir, the JSONL files "
-        "of verl's trainer.rollout_data_dir or validation_data_dir, or any .parquet, .jsonl or .csv table with one row "
-        "per response",
+        help="file or folder with scored responses: verl_ext's dump_dir, verl's rollout_data_dir or "
+        "validation_data_dir, or a .parquet, .jsonl or .csv table with one row per response",
     )
     parser.add_argument(
         "variants",
@@ -159,7 +158,7 @@ def add_report(parser: Parser) -> None:
         nargs="+",
         metavar="[NAME=]RUN",
         help="output folder of a run, or the .jsonl file of verl's file logger; runs with the same NAME are seeds of "
-        "one experiment (default NAME: the name of the file, or of the folder if the file is metrics.jsonl)",
+        "one experiment (default: NAME is the name of the file, or of the folder if the file is metrics.jsonl)",
     )
     parser.add_argument(
         "--metrics", nargs="+", metavar="METRIC", help="metrics to show (default: the mean of every reward)"

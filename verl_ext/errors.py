@@ -41,7 +41,7 @@ class Finding(NamedTuple):
     """
 
     severity: Literal["error", "warning", "note"]
-    """`error`: the run is rejected. `warning`: the run probably does not do what was meant. `note`: worth a look."""
+    """`error`: the run is rejected. `warning`: the run probably does not do what was meant. `note`: worth a review."""
     text: str
     """What is wrong, with the setting and its value, and why, in full sentences."""
     fix: str

@@ -33,7 +33,7 @@ ESTIMATORS: Mapping[str, Method | EntryPoint] = {
     **{name: METHODS[name] for name in sorted(METHODS)},
     **{name: ENTRY_POINTS[name] for name in sorted(ENTRY_POINTS.keys() - RESERVED_NAMES)},
 }
-"""All methods by name. `load` imports a method of another package from its entry point."""
+"""All methods by name: a `Method` of this package, or the entry point of a `Method` of another package."""
 ADDED_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "grpo")
 """The estimators that verl_ext adds to verl or replaces: all but `grpo`, which verl computes with its own function."""
 

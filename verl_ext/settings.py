@@ -31,34 +31,34 @@ class RewardsSettings:
     """`algorithm.rewards`: which reward components are used, and how."""
 
     keys: tuple[str, ...] | None = None
-    """Names of the reward components to use. null: the trainer's score, including everything that the reward manager
-    adds to it."""
+    """Names of the reward components to use. null: the trainer's score, including what the reward manager adds to
+    it."""
     weights: tuple[float, ...] | None = bounded(None, low=-LARGEST_WEIGHT, high=LARGEST_WEIGHT)
-    """One weight per key. null: every weight is 1."""
+    """One weight per key. null: 1 each."""
     accuracy_key: str | None = None
-    """Component used as the accuracy. null: the first of these that exists: `acc`, a single key, the reward function's
-    `score`, the trainer's score."""
+    """Component used as the accuracy. null: the first that exists of `acc`, a single key, the reward function's
+    `score`, and the trainer's score."""
     accuracy_threshold: float | None = None
-    """Values above this threshold count as correct. null: the component is already an accuracy in [0, 1]."""
+    """Values above this threshold count as correct. null: the component is an accuracy in [0, 1]."""
     per_turn: tuple[str, ...] | None = None
-    """Keys of rewards with one number per turn of a response, returned as `verl_ext.per_turn([...])`."""
+    """Keys of per-turn rewards, which the reward function returns as `verl_ext.per_turn([...])`."""
     rubrics: tuple[str, ...] | None = None
-    """Keys of rewards that are rubrics, with one number per criterion, returned as `verl_ext.rubric([...])`."""
+    """Keys of rubrics, which the reward function returns as `verl_ext.rubric([...])`."""
     turn_discount: float = bounded(1.0, low=0.0, high=1.0)
-    """Discount factor per turn of the returns."""
+    """Discount factor of the returns per turn."""
     conditions: Mapping[str, Condition] | None = None
-    """Conditioned rewards. With `{easy: {reward: hard, at_least: 1.0}}`, `easy` counts only where `hard` is at least
-    1.0."""
+    """Conditions of rewards. With `{easy: {reward: hard, at_least: 1.0}}`, `easy` counts only where `hard` is at least
+    1.0. null: none."""
     token_scores: bool = False
-    """Whether the trainer writes each reward into the batch as `token_level_scores_<key>`, for use in custom code."""
+    """Whether the trainer writes each reward into the batch as `token_level_scores_<key>`, for custom code."""
     rejected: Literal["keep", "exclude"] = "keep"
-    """Responses without a token in the loss, such as those that rollout correction rejected: `keep` includes them in
-    means, standard deviations and the accuracy, `exclude` does not."""
+    """Whether means, standard deviations and accuracies `keep` or `exclude` responses without a token in the loss, for
+    example after rollout correction."""
     log: Literal["all", "keys", "none"] | None = None
-    """Rewards to log: `all` that the reward function returns, those in `keys`, or `none`. null: `all` with an estimator
-    of verl_ext, `keys` with one of verl."""
+    """Rewards to log: `all`, those in `keys`, or `none`. null: `all` with an estimator of verl_ext, `keys` with an
+    estimator of verl."""
     accuracy_between: tuple[float, ...] | None = bounded(None, low=0.0, high=1.0)
-    """Lower and upper bound of a group's mean accuracy for `filter_groups.metric=accuracy_between`."""
+    """Lower and upper bound of a group's mean accuracy, for `filter_groups.metric=accuracy_between`."""
 
     def __post_init__(self) -> None:
         self._check_keys_and_weights()
@@ -193,11 +193,10 @@ class VerlExtSettings:
     """`algorithm.verl_ext`: dumps of advantages, and a faster actor update."""
 
     dump_dir: str | None = None
-    """Folder for one Parquet file per update, with the rewards, group statistics and advantage of every trajectory.
-
+    """Folder for one Parquet file per update, with the rewards and the advantage of every trajectory. null: no files.
     Estimators of verl also need `rewards.keys`."""
     skip_zero_advantage: bool = False
-    """Whether the actor update skips responses whose advantages are all 0, which contribute no gradient."""
+    """Whether the actor update skips responses whose advantages are all 0."""
     share_prompts: bool = False
     """Whether log-probabilities and the actor update compute each prompt once instead of once per response."""
 
@@ -211,13 +210,15 @@ class Settings:
     """The settings that an estimator reads from the configuration."""
 
     rewards: RewardsSettings = field(default_factory=RewardsSettings)
+    """The section `algorithm.rewards`."""
     verl_ext: VerlExtSettings = field(default_factory=VerlExtSettings)
+    """The section `algorithm.verl_ext`."""
     norm_by_std: bool = True
-    """verl's `algorithm.norm_adv_by_std_in_grpo`."""
+    """The value of verl's `algorithm.norm_adv_by_std_in_grpo`."""
     kl_in_reward: bool = False
-    """verl's `algorithm.use_kl_in_reward`."""
+    """The value of verl's `algorithm.use_kl_in_reward`."""
     loss_agg_mode: str = "token-mean"
-    """verl's `actor_rollout_ref.actor.loss_agg_mode`."""
+    """The value of verl's `actor_rollout_ref.actor.loss_agg_mode`."""
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The entries of `algorithm` that are set, as JSON data. `of` reads an estimator's section from them.
 

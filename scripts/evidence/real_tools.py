@@ -1,4 +1,4 @@
-"""Print the tables and draw the plot of docs/pages/real_tools.md from the stored runs, or extract one run.
+"""Print the tables and draw the plot of tool_calling.md from the stored runs, or extract one run.
 
     python scripts/evidence/real_tools.py table
     python scripts/evidence/real_tools.py plot docs/pages/pictures/real_tools.png
@@ -51,9 +51,9 @@ PAIRS = (
     ("mixed", "gdpo", "grpo"),
 )
 DRAWN = {
-    "scarce": "scarce initial checkpoint, seeds 1 to 4",
-    "eight": "scarce initial checkpoint, seeds 5 to 12",
-    "mixed": "mixed initial checkpoint",
+    "scarce": "experiment B, seeds 1 to 4",
+    "eight": "experiment C, seeds 5 to 12",
+    "mixed": "experiment A, seeds 1 to 3",
 }
 LINES = dict(zip(("grpo", "gdpo", "weighted"), zip(COLORS, ("-", "--", ":"), strict=False), strict=True))
 

@@ -3,7 +3,7 @@
     python scripts/evidence/simulate_policies.py    # about a minute: writes estimators_compared.json and prints tables
 
 A policy is a softmax over a few responses per prompt, so the gradient of its log-probabilities is exact. The advantages
-are computed by the estimators of verl_ext. docs/pages/estimators_compared.md defines the model and shows the results.
+are computed by the estimators of verl_ext. simulated_policies.md defines the model and shows the results.
 """
 
 from __future__ import annotations

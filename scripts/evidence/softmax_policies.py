@@ -1,6 +1,6 @@
 """Softmax policies over a few responses per prompt, trained with exact gradients, for `simulate_policies.py`.
 
-docs/pages/estimators_compared.md defines the model.
+simulated_policies.md defines the model.
 """
 
 from __future__ import annotations

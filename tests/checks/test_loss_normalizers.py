@@ -1,4 +1,4 @@
-"""The table of docs/pages/losses.md, each row on verl's own `agg_loss`.
+"""The table of docs/pages/methods/losses.md, each row on verl's own `agg_loss`.
 
 Four responses of 4, 2, 3 and 1 tokens in two groups of two, trained in two micro-batches of two as verl trains them:
 each micro-batch is aggregated with the mini-batch's token count and size, and the results are added.

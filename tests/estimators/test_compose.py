@@ -53,7 +53,7 @@ def test_the_list_of_a_named_estimator_is_that_estimator(name, config):
 
 
 def test_every_step_occurs_in_the_list_of_an_estimator():
-    """The step `length_penalty` occurs in a list of docs/pages/lists.md only, which tests/test_docs_lists.py tests."""
+    """The step `length_penalty` occurs only in docs/pages/methods/more.md, which tests/test_docs_lists.py tests."""
     used_steps = {"length_penalty"}
     for name, config in ALL_VARIANTS.values():
         chain = build(name, Settings.parse(config))

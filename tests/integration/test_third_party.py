@@ -103,8 +103,9 @@ print("GRPO", core_algos.ADV_ESTIMATOR_REGISTRY["grpo"].__name__)
 main(["show", "fading"])
 main(["show", "fading", "algorithm.fading.rate=0.75"])
 main(["show", "plain"])
-import runpy
-page = " ".join(runpy.run_path(ROOT + "/scripts/quality/make_docs.py")["settings"]())
+sys.path.append(ROOT + "/scripts/quality")
+from generated_pages import settings
+page = " ".join(settings.blocks())
 print("PAGE", "algorithm.gdpo" in page, "algorithm.fading" in page)
 """
 

@@ -75,8 +75,8 @@ README_OF_MATH = (RECIPES / "math/README.md").read_text()
 RUNS = re.findall(r"^\|[^|]*\| `([\w-]+) (.*=.*)` \|$", README_OF_MATH, re.MULTILINE)
 
 
-def test_readme_of_math_has_seven_runs():
-    assert len(RUNS) == 7
+def test_readme_of_math_has_eight_runs():
+    assert len(RUNS) == 8
 
 
 @pytest.mark.parametrize(("name", "settings"), RUNS)
@@ -100,7 +100,7 @@ def test_compared_configs_differ_only_in_the_estimator(gdpo, grpo):
     assert different == {"algorithm.adv_estimator", "trainer.experiment_name"}
 
 
-PAGE = RECIPES.parent / "docs/pages/turns.md"
+PAGE = RECIPES.parent / "docs/pages/per_turn.md"
 
 
 @pytest.mark.parametrize("name", ["per_turn", "outcome"])
@@ -130,7 +130,7 @@ def test_warm_up_sessions_get_the_rewards_of_their_turns():
 
 @pytest.fixture
 def reward_function_of_the_page():
-    """Return the function of the first Python block of docs/pages/turns.md."""
+    """Return the function of the first Python block of docs/pages/per_turn.md."""
     block = re.search(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     assert block is not None
     module = {}
@@ -147,5 +147,5 @@ def test_reward_function_of_the_page_returns_an_entry_for_each_turn(reward_funct
     response = f"{valid_call}{result_of_tool}{invalid_call}{result_of_tool}it is {number}"
     result = reward_function_of_the_page("x", response, "7", {"num_turns": 6})
     assert json.loads(result["call_ok"]) == [1.0, 0.0, 0.0]
-    assert result["right"] == is_correct
+    assert result["correct"] == is_correct
     assert result["score"] == is_correct

@@ -18,7 +18,7 @@ from tests.recipes.launchers import RECIPES
 from verl_ext.rewards.tool_calling import check_ground_truth
 
 SCRIPTS = RECIPES.parent / "scripts/evidence"
-PAGES = RECIPES.parent / "docs/pages"
+RESULTS = RECIPES.parent / "docs/pages/results.md"
 sys.path.insert(0, str(SCRIPTS))
 MODULES = {name: importlib.import_module(name) for name in ("real.cold_start", "real.data", "real.tools", "real_tools")}
 sys.path.remove(str(SCRIPTS))
@@ -119,12 +119,25 @@ def test_ground_truth_of_tools_has_the_first_accepted_values(splits_of_tools):
         assert call == {"name": "add", "parameters": {"a": number_of_question(row), "b": 1}}
 
 
-def test_page_has_the_table_of_the_stored_runs():
+@pytest.fixture(scope="module")
+def table_of_differences():
+    """Return the table of the differences between the stored runs."""
     command = [sys.executable, str(SCRIPTS / "real_tools.py"), "table"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     _, differences, _ = printed.split("\n\n")
-    page = PAGES / "real_tools.md"
-    assert differences in page.read_text()
+    return differences
+
+
+def test_page_has_the_table_of_the_stored_runs(table_of_differences):
+    assert table_of_differences in (SCRIPTS / "tool_calling.md").read_text()
+
+
+def test_results_page_has_the_intervals_of_the_stored_runs(table_of_differences):
+    number = r"([-+]\d\.\d+)"
+    intervals = re.findall(rf"{number} \({number} to {number}\)", RESULTS.read_text())
+    assert len(intervals) == 6
+    for mean, low, high in intervals:
+        assert f"{mean} [{low}, {high}]" in table_of_differences
 
 
 def mean_of_first_steps(config, seed, key):
@@ -135,12 +148,12 @@ def mean_of_first_steps(config, seed, key):
 
 @pytest.mark.parametrize(
     ("key", "sentence"),
-    [("format", "by .117 to .242"), ("correctness", "differs by -.067 to +.008")],
+    [("format", "by 0.117 to 0.242"), ("correctness", "by -0.067 to +0.008")],
 )
-def test_gpu_page_has_the_differences_of_the_stored_runs(key, sentence):
-    page = (PAGES / "gpu.md").read_text().replace("\n", " ")
-    assert sentence in page
-    smallest, largest = [float(number) for number in re.findall(r"[-+]?\.\d+", sentence)]
+def test_pages_have_the_differences_of_the_stored_runs_on_a_gpu(key, sentence):
+    for path in (SCRIPTS / "gpu_h200.md", RESULTS):
+        assert sentence in path.read_text().replace("\n", " ")
+    smallest, largest = [float(number) for number in re.findall(r"[-+]?\d+\.\d+", sentence)]
     differences = []
     for seed in (1, 2, 4):
         differences.append(mean_of_first_steps("gdpo", seed, key) - mean_of_first_steps("grpo", seed, key))

@@ -49,9 +49,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class Batch:
-    """Segments with their rewards. NaN means "not scored".
+    """Segments with their rewards. `Batch.of` makes a batch. NaN means "not scored".
 
-    A segment is a trajectory, or with per-turn rewards one turn of a trajectory.
+    A segment is a trajectory, or with per-turn rewards one turn of a trajectory. In the shapes of arrays, `N` is the
+    number of segments, `K` of columns, `G` of groups and `T` of trajectories.
 
     The weight of a column is a product: the weight of its reward, `reward_weights`, times the weight of the criterion
     within its rubric, `rubric_weights`. `weights` has the product for each segment, and `group_weights` for each group.

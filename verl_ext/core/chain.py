@@ -23,12 +23,18 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step returns: new values `[N, K]`, its new state, and metrics."""
+    """The result of a step's `transform`: new values, the new state, and metrics.
+
+    >>> StepResult(np.array([[1.0], [-1.0]]), metrics={"clipped_fraction": 0.1}).metrics
+    {'clipped_fraction': 0.1}
+    """
 
     values: Array
+    """`[N, K]` the new values, or `[N, 1]` of a step that sums. NaN means "not scored"."""
     state: Any = None
+    """The state for the next batch, or None for a step without a state."""
     metrics: Metrics = field(default_factory=dict)
-    """By short name. The logs prefix it with the name of the estimator."""
+    """Numbers to log, by a short name that the logs prefix with the name of the estimator."""
 
 
 _ORDER = (
@@ -49,7 +55,12 @@ class Step:
     """One transformation of a batch's values. A subclass is a frozen dataclass whose fields are its settings.
 
     A step defines `name` and `apply`. A step that logs metrics or keeps state from batch to batch defines `transform`
-    instead of `apply`. The state is an argument and a result, and the step itself never changes.
+    instead of `apply`. The state is an argument and a result, and the step itself never changes. A list names a custom
+    step as `package.module:Class`, which needs no registration.
+
+    The class attributes below say what the step returns, what it needs, and where in a list it works. A list that
+    contradicts them is rejected before training. Values are `[N, K]`, one row per response (with per-turn rewards: per
+    turn) and one column per reward. After the sum they are `[N, 1]`. NaN means "not scored".
 
     >>> @dataclass(frozen=True)
     ... class Halve(Step):
@@ -83,9 +94,11 @@ class Step:
     """Whether groups with zero variance are exactly 0 after the step, although it neither centers nor compares. If
     True, `rollout.n=1` is rejected."""
     sums: ClassVar[bool] = False
-    """Whether the step combines all rewards of a response into one value. A list has exactly one such step."""
+    """Whether the step combines all rewards of a response into one value, a single column. A list has exactly one such
+    step."""
     adds_kl: ClassVar[bool] = False
-    """Whether the step adds the KL term of the reward, `batch.kl_reward`, to the sum."""
+    """Whether the step adds the KL term of the reward, `batch.kl_reward`, to the sum. If no step of a list does,
+    `algorithm.use_kl_in_reward=True` is rejected."""
     divides_by_std: ClassVar[bool] = False
     """Whether the step divides by the standard deviation of the rewards, or by another measure of their scale, in the
     group or in the batch. If True, verl's `norm_adv_by_std_in_grpo=False` is rejected. Whitening after the sum does not
@@ -98,9 +111,10 @@ class Step:
 
     # What the step needs.
     needs_accuracy: ClassVar[bool] = False
-    """Whether the step reads `batch.accuracy`."""
+    """Whether the step reads the accuracy, with `batch.accuracy_for(self.name)`."""
     needs_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields of verl's batch that the step reads with `batch.field(name)`. Other fields are not fetched."""
+    """The fields of verl's batch that the step reads with `batch.field(name)`, which has one entry per response. Other
+    fields are not fetched. In a list with such a step, other steps need not have an effect on synthetic batches."""
     needs_nonnegative: ClassVar[bool] = False
     """Whether the step needs values of at least 0."""
     needs_centered: ClassVar[bool] = False
@@ -129,17 +143,24 @@ class Step:
                 )
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        """Return new values `[N, K]`. NaN means "not scored" and must stay NaN."""
+        """Return new values `[N, K]`. NaN means "not scored" and must stay NaN.
+
+        To exclude a response, return NaN for all its values. Whitening then ignores it, and its advantage is 0.
+        `batch.rewards` and `batch.raw` are read-only.
+        """
         raise NotImplementedError(
             f"The step {type(self).__name__} defines neither `apply` nor `transform`. Add `apply(self, values, batch)`."
         )
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        """Return new values, the new state and metrics."""
+        """Return new values, the new state and metrics. `state` is the one that the previous batch returned."""
         return StepResult(self.apply(values, batch))
 
     def contributions(self, values: Array, batch: Batch) -> Array | None:
-        """Return `[N, rewards]` the contribution of each reward to the sum, or None if the step has none."""
+        """Return `[N, rewards]` the contribution of each reward to the sum, or None if the step has none.
+
+        A step that sums overrides this method for the metric `advantage/contribution/<key>`.
+        """
         return None
 
     def for_rewards(self, count: int) -> Step:
@@ -152,7 +173,10 @@ class Step:
         return -math.inf
 
     def init(self) -> Any:
-        """Return the state before the first batch, as data that JSON restores unchanged, or None without a state."""
+        """Return the state before the first batch, or None without a state.
+
+        Checkpoints save the state, so it must be data that JSON restores unchanged.
+        """
         return None
 
     def check_state(self, state: Any) -> None:

@@ -146,8 +146,8 @@ class AnchorSettings:
     """The settings of the capability anchor and of the weights."""
 
     anchor: Literal["soft", "window", "fixed"] = "soft"
-    """Estimate of the model's capability C: `soft` (moving average, as in the paper), `window` (mean over recent
-    batches, as in the authors' code), or `fixed`."""
+    """Estimate of the model's capability C: `soft` (moving average, the paper), `window` (mean over recent batches, the
+    authors' code), or `fixed`."""
     lambda_scale: float = bounded(1.3, above=0.0, high=LARGEST_WEIGHT)
     """Factor of every weight. With 1.0, a prompt whose accuracy equals C keeps its advantages."""
     history_window: int = bounded(10, low=1, only_with={"anchor": ("soft", "window")})
@@ -164,9 +164,11 @@ class AnchorSettings:
 class WeightByHistory(AnchorSettings, Step):
     """Weight by the gap between the prompt's accuracy and the capability: `x lambda exp(-sgn(x) (p_g - C))` (HA-DW).
 
-    `p_g` is the prompt's mean accuracy and C the model's capability (eq. 7-13). `_move` has the formulas by which each
-    anchor moves C. The state consists of `anchor`, `value` (C), `window` (the last posteriors for `soft`, or the last
-    batch accuracies for `window`, oldest first) and `updates` (the number of batches).
+    `p_g` is the prompt's mean accuracy and C the model's capability (eq. 7-13). `verl_ext.methods.hadw` has the
+    formulas by which each anchor moves C, and `algorithm.hadw` has the same settings.
+
+    The state consists of `anchor`, `value` (C), `window` (the last posteriors for `soft`, or the last batch accuracies
+    for `window`, oldest first) and `updates` (the number of batches).
 
     Edge cases: a prompt without a scored accuracy has weight 1. A batch without a scored accuracy does not change the
     anchor.

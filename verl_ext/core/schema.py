@@ -27,7 +27,18 @@ def bounded(
 ) -> Any:
     """Declare a dataclass field for a number with limits: at least `low`, above `above`, at most `high`.
 
-    `only_with` maps another field to the values with which this field has an effect.
+    `only_with` maps another field to the values with which this field has an effect. Setting it otherwise is an error.
+
+    The type of a field may be bool, int, float, str, `Literal`, `X | None`, `tuple[X, ...]`, `Mapping[str, X]` or a
+    dataclass. A value of another type, or beyond the limits, is an error before training. The limits of a tuple hold
+    for each entry.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Settings:
+    ...     mode: typing.Literal["hard", "soft"] = "hard"
+    ...     width: float = bounded(0.1, above=0.0, high=1.0, only_with={"mode": ("soft",)})
+    >>> parse_dataclass(Settings, {"mode": "soft", "width": 0.5}, "steps[0]")
+    Settings(mode='soft', width=0.5)
     """
     limits = {"low": low, "above": above, "high": high}
     return dataclasses.field(default=default, metadata={**limits, "only_with": only_with or {}})

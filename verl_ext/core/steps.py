@@ -65,6 +65,7 @@ class DivideByBatchStd(Step):
         "it would take the standard deviation over criteria of different prompts that share a place in the list"
     )
     epsilon: float = bounded(0.0, low=0.0)
+    """Constant added to the standard deviation."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         weights = batch.turns.trajectory_weights(~np.isnan(values))  # [N, K]
@@ -92,6 +93,7 @@ class Center(Step):
     centers: ClassVar[bool] = True
     reads_one_group: ClassVar[bool] = True
     leave_one_out: bool = False
+    """Whether the baseline of a response is the mean of the other responses."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
@@ -141,7 +143,7 @@ class WeightedSum(Step):
     """Sum the weighted rewards, `sum_k w_k x_k`, and add the KL term of the reward if the batch has one.
 
     Edge cases: a reward that is not scored contributes 0. A segment without a scored reward is not scored. If centered
-    rewards of a group cancel (see `rounding_range`), the sum is exactly 0.
+    rewards of a group cancel up to the rounding of float32, the sum is exactly 0.
     """
 
     name: ClassVar[str] = "weighted_sum"

@@ -38,6 +38,7 @@ class Turns:
     columns: tuple[int, ...] = ()
     """The columns of per-turn rewards. The other columns repeat the reward of the trajectory."""
     discount: float = 1.0
+    """The discount factor per turn, `algorithm.rewards.turn_discount`."""
 
     def __post_init__(self) -> None:
         number_above = np.append(-1, self.number[:-1])

@@ -28,7 +28,8 @@ class ComposeSettings:
     """`algorithm.compose`."""
 
     steps: tuple[Any, ...] | None = None
-    """Steps in order, each a name or `{step: name, setting: value}`. A custom step is `package.module:Class`."""
+    """Steps in order, each a name or `{step: name, setting: value}`. A custom step is `package.module:Class`.
+    null: an error."""
 
 
 def steps_of(section: ComposeSettings, _settings: Settings) -> Sequence[Step]:

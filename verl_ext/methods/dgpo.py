@@ -38,13 +38,13 @@ class DgpoSettings:
     """`algorithm.dgpo`."""
 
     dgae: bool = True
-    """Whether to divide by the group's mean absolute deviation instead of its standard deviation, as in GRPO."""
+    """Whether to divide by the group's mean absolute deviation instead of its standard deviation."""
     dqw: bool = True
     """Whether to weight prompts by difficulty."""
     dqw_temp: float = bounded(WeightByDifficulty.dqw_temp, low=1e-6, only_with={"dqw": (True,)})
-    """Temperature of the weights by difficulty. A smaller value gives hard prompts more weight."""
+    """Temperature of these weights. A smaller value gives hard prompts more weight."""
     balance: Literal["auto", "token", "sequence", "none"] = "auto"
-    """Unit over which the loss averages: `token`, `sequence`, or `none`. `auto` derives it from the actor's
+    """Unit over which the loss averages: `token`, `sequence`, or `none`. `auto` follows the actor's
     `loss_agg_mode`."""
 
 

@@ -32,7 +32,7 @@ class DrgrpoSettings:
     """`algorithm.drgrpo`."""
 
     check_loss: bool = True
-    """Whether a run is rejected if the actor's loss is not that of Dr. GRPO, which divides token sums by a constant."""
+    """Whether a run is rejected if the actor's loss differs from that of Dr. GRPO."""
 
 
 def rule(settings: Settings, select: Callable[[str], Any]) -> Iterator[Finding]:

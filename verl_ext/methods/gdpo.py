@@ -41,13 +41,13 @@ class GdpoSettings:
     """`algorithm.gdpo`."""
 
     whiten: Literal["sequence", "token", "none"] | None = None
-    """Unit of the final whitening: `sequence` (the paper), `token` (verl and NVIDIA's fork), or `none`. null:
-    `sequence`, and an error if `algorithm.gdpo_reward_keys` is set."""
+    """Unit of the final whitening: `sequence` (the paper), `token` (verl), or `none`. null: `sequence`, and an error if
+    `algorithm.gdpo_reward_keys` is set."""
     scale: Literal["std", "mad", "none"] = "std"
     """Divisor of each reward in its group: `std` (standard deviation), `mad` (mean absolute deviation), or `none`."""
     epsilon: float | None = bounded(None, above=0.0)
     """Constant added to the divisors, with `whiten=token` in the group only. null: 0 in the group (1e-6 with
-    `whiten=token`) and 1e-6 in the whitening. NVIDIA's TRL code uses 1e-4."""
+    `whiten=token`) and 1e-6 in the whitening."""
 
 
 def rule(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Finding]:

@@ -12,7 +12,8 @@ from verl_ext.errors import Finding
 from verl_ext.settings import Settings
 
 
-def _no_findings(_settings: Settings, _select: Callable[[str], Any]) -> Iterable[Finding]:
+def no_findings(_settings: Settings, _select: Callable[[str], Any]) -> Iterable[Finding]:
+    """Accept every configuration."""
     return ()
 
 
@@ -34,14 +35,18 @@ class Method:
     summary: str
     """What the method does, in at most 25 words."""
     build: Callable[[Any, Settings], Sequence[Step]]
-    """Returns the steps from the section of the method, an instance of `settings`, and the settings of the run."""
+    """Returns the steps from the section of the method, an instance of `settings`, and the settings of the run.
+
+    verl's `norm_adv_by_std_in_grpo` and `use_kl_in_reward` are `norm_by_std` and `kl_in_reward` of the run's settings.
+    """
     settings: type[Any] | None = None
     """The dataclass of the section `algorithm.<name>`, or None for a method without settings. Each field has a
     description below it."""
     preset: Mapping[str, Any] = field(default_factory=dict)
     """What `+verl_ext=<name>` sets outside `algorithm`, for example the loss of the paper."""
-    rule: Callable[[Settings, Callable[[str], Any]], Iterable[Finding]] = _no_findings
-    """Yields findings about verl's configuration. The second argument reads an entry of it by its path."""
+    rule: Callable[[Settings, Callable[[str], Any]], Iterable[Finding]] = no_findings
+    """Yields findings about verl's configuration, for example what the method cannot do. The second argument reads an
+    entry of the configuration by its path, and returns None if the entry does not exist."""
     base_setting: str | None = None
     """The name of the setting that names another method, whose steps come first. None: the method has no base."""
     doc: str = ""

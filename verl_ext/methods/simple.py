@@ -48,8 +48,7 @@ class DaraSettings:
     """`algorithm.dara`."""
 
     variant: Literal["symmetric", "positive"] = "symmetric"
-    """Values to weight by the density of their reward: `symmetric` weights all values, `positive` only values above
-    0."""
+    """Values that get a weight: `symmetric` weights all values, `positive` only values above 0."""
     whiten: Literal["token", "sequence"] = "token"
     """Unit of the final whitening: `token`, or `sequence` (each response counts once)."""
 
@@ -77,8 +76,7 @@ class FgrpoSettings:
     """`algorithm.fgrpo`."""
 
     gamma: float = bounded(1.0, low=0.0)
-    """Exponent of the weight `(1 - accuracy)^gamma`. A larger value gives easy prompts less weight, and with 0 all
-    prompts have weight 1."""
+    """Exponent of the weight `(1 - accuracy)^gamma`. With 0, every prompt has weight 1."""
 
 
 def _fgrpo(section: FgrpoSettings) -> Sequence[Step]:
@@ -154,7 +152,7 @@ class RvpoSettings:
     """`algorithm.rvpo`."""
 
     k: float = bounded(1.0, above=0.0)
-    """Sharpness of the soft minimum: the minimum of the rewards for large values, their mean for small values."""
+    """Sharpness of the soft minimum. A large value gives the minimum of the rewards, a small value their mean."""
 
 
 def _rvpo(section: RvpoSettings) -> Sequence[Step]:

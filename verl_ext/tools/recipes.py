@@ -43,5 +43,5 @@ def _link_to_site(folder: Path) -> None:
     link_to_site = rf"]({address_of_label['Documentation']}/\1.html"
     for page in folder.rglob("*.md"):
         text = page.read_text("utf-8")
-        linked = re.sub(r"\]\((?:\.\./)+docs/pages/(\w+)\.md", link_to_site, text)
+        linked = re.sub(r"\]\((?:\.\./)+docs/pages/([\w/]+)\.md", link_to_site, text)
         page.write_text(linked, "utf-8")
