@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -269,3 +270,38 @@ def test_shell_blocks_are_valid_bash(path):
     for block in shell_blocks(path.read_text(encoding="utf-8")):
         done = subprocess.run(["bash", "-n"], input=textwrap.dedent(block), capture_output=True, text=True)
         assert done.returncode == 0, f"{done.stderr}{block}"
+
+
+def without_seconds(line):
+    """Return a line of an output without the measured time."""
+    return re.sub(r"in [\d.e-]+ s each", "in SECONDS each", line)
+
+
+def test_example_of_the_data_page_has_the_output_of_the_page(tmp_path, monkeypatch, capsys):
+    page = TEXTS[Path("docs/pages/data.md")]
+    python_code, command, output, *_ = re.findall(r"^```(?:python|bash|text)\n(.*?)^```", page, re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    exec(python_code, {})
+    program, *arguments = shlex.split(command.replace("\\\n", " "))
+    assert [program, *arguments[:2]] == ["python", "-m", "verl_ext"]
+    assert main(arguments[2:]) == 0
+    printed = [without_seconds(line) for line in capsys.readouterr().out.splitlines()]
+    for line in output.splitlines():
+        assert line == "..." or without_seconds(line) in printed, line
+
+
+def test_commands_of_the_readme_are_accepted(tmp_path, monkeypatch, capsys):
+    """The reward function and the overrides of the three steps, with the data of the page on data."""
+    readme = TEXTS[Path("README.md")]
+    reward_function, training, check = re.findall(r"^```(?:python|bash)\n(.*?)^```", readme, re.M | re.S)[1:4]
+    monkeypatch.chdir(tmp_path)
+    (data_code, command) = re.findall(r"^```(?:python|bash)\n(.*?)^```", TEXTS[Path("docs/pages/data.md")], re.M | re.S)
+    exec(data_code, {})
+    Path("my_reward.py").write_text(reward_function)
+    overrides_of_training = shlex.split(training.strip().removesuffix("..."))[3:]
+    _, _, _, *arguments = shlex.split(check.strip().removesuffix("..."))
+    assert arguments[-len(overrides_of_training) :] == overrides_of_training
+    arguments.remove("--strict")  # the function returns the same rewards for every response, which is a note
+    data_settings = [word for word in shlex.split(command.replace("\\\n", " ")) if word.startswith(("data.", "actor"))]
+    assert main([*arguments, *data_settings, "reward.custom_reward_function.path=my_reward.py"]) == 0
+    assert "correctness: float, 1 to 1" in capsys.readouterr().out
