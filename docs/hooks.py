@@ -20,8 +20,10 @@ FILE_OF_PAGE = {
 }
 """The pages that are made from files outside docs/pages. Paths of files are relative to the root of the repository."""
 PAGE_OF_FILE = {file: page for page, file in FILE_OF_PAGE.items()}
-SEARCH_BOOST = {"choose.md": 2, "reference/api.md": 0.2, "reference/metrics.md": 3}
+SEARCH_BOOST = {"choose.md": 2, "reference/api.md": 0.2, "reference/glossary.md": 0.5}
 """Factors for the rank of a page in the search. The docstrings of the API have many words of other pages."""
+SEARCH_TAGS = {"reference/metrics.md": ["zero_variance_group_fraction", "contribution"]}
+"""Words for which a page comes first in the search."""
 LINK = r"(?<=\]\()([^)#\s]+)(?=[)#])"
 """The target of a Markdown link or picture, without the anchor."""
 
@@ -61,8 +63,8 @@ def on_pre_page(page: Any, *, config: Any, **_: Any) -> Any:
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     """Set the rank of a page in the search. Let links lead to pages of the site, or else to the repository."""
     uri = page.file.src_uri
-    if uri in SEARCH_BOOST:
-        page.meta["search"] = {"boost": SEARCH_BOOST[uri]}
+    page.meta["search"] = {"boost": SEARCH_BOOST.get(uri, 1)}
+    page.meta["tags"] = SEARCH_TAGS.get(uri, [])
     source = FILE_OF_PAGE.get(uri, f"{PAGES}/{uri}")
     return re.sub(LINK, lambda link: _target_on_site(link[1], source, uri, config.repo_url), markdown)
 

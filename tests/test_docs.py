@@ -259,7 +259,7 @@ def site_hooks():
     ],
 )
 def test_links_of_the_site_lead_to_its_pages_or_to_the_repository(site_hooks, page, link, link_on_site):
-    shown_page = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    shown_page = SimpleNamespace(file=SimpleNamespace(src_uri=page), meta={})
     config = SimpleNamespace(repo_url="ADDRESS")
     markdown = site_hooks.on_page_markdown(f"a [text]({link}).", page=shown_page, config=config)
     assert markdown == f"a [text]({link_on_site})."

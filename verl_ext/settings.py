@@ -36,8 +36,8 @@ class RewardsSettings:
     weights: tuple[float, ...] | None = bounded(None, low=-LARGEST_WEIGHT, high=LARGEST_WEIGHT)
     """One weight per key. null: 1 each."""
     accuracy_key: str | None = None
-    """Component used as the accuracy. null: the first that exists of `acc`, a single key, the reward function's
-    `score`, and the trainer's score."""
+    """Component used as the accuracy. null: `acc` if it exists (of several keys, if it is a key), otherwise the only
+    key or the score."""
     accuracy_threshold: float | None = None
     """Values above this threshold count as correct. null: the component is an accuracy in [0, 1]."""
     per_turn: tuple[str, ...] | None = None

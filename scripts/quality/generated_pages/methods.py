@@ -32,7 +32,8 @@ STEPS = """
 
 Each method is a list of [steps](compose.md), and `python -m verl_ext show METHOD` explains them. The lists have default
 settings, except for the required setting of `saw`. To change a step, copy a list to the command line:
-`algorithm.adv_estimator=compose '+algorithm.compose.steps=[...]'`.
+`algorithm.adv_estimator=compose '+algorithm.compose.steps=[...]'`. A list does not contain the loss that a preset sets:
+with the list of `drgrpo`, also set its [loss](drgrpo.md).
 """
 
 
