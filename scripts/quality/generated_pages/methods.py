@@ -30,8 +30,8 @@ rewards, see [Choose a method](../choose.md).
 STEPS = """
 ## Steps
 
-Each method is a list of [steps](compose.md), and `python -m verl_ext show METHOD` explains them. The lists have default
-settings, except for the required setting of `saw`. To change a step, copy a list to the command line:
+Each method is a list of [steps](compose.md), and `python -m verl_ext show METHOD` explains them. These lists have
+default settings. [More methods](more.md) has those of the other methods. To change a step, copy a list to the command line:
 `algorithm.adv_estimator=compose '+algorithm.compose.steps=[...]'`. A list does not contain the loss that a preset sets:
 with the list of `drgrpo`, also set its [loss](drgrpo.md).
 """
@@ -43,12 +43,17 @@ def blocks() -> Iterator[str]:
     yield INTRODUCTION
     yield table(["method", "paper", "what it does"], [_row(name) for name in names])
     yield STEPS
-    yield table(["method", "steps"], [(f"`{name}`", _steps(name)) for name in names if name != "compose"])
+    yield table(["method", "steps"], [(f"`{name}`", _steps(name)) for name in names if _has_own_list(name)])
 
 
 def _row(name: str) -> tuple[str, str, str]:
     method = METHODS[name]
     return f"[`{name}`]({_page(name)})", paper_link(method.paper), method.summary
+
+
+def _has_own_list(name: str) -> bool:
+    """Return whether this page shows the steps of a method, because more.md does not."""
+    return name != "compose" and not _page(name).startswith("more.md")
 
 
 def _page(name: str) -> str:
