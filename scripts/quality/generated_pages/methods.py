@@ -31,7 +31,7 @@ STEPS = """
 ## Steps
 
 Each method is a list of [steps](compose.md), and `python -m verl_ext show METHOD` explains them. These lists have
-default settings. [More methods](more.md) has those of the other methods. To change a step, copy a list to the command line:
+default settings. [More methods](more.md) has those of other methods. To change a step, copy its list to the command:
 `algorithm.adv_estimator=compose '+algorithm.compose.steps=[...]'`. A list does not contain the loss that a preset sets:
 with the list of `drgrpo`, also set its [loss](drgrpo.md).
 """
