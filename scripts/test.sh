@@ -48,7 +48,7 @@ if [ "$LEVEL" = quick ]; then
     # tests/core is listed as files, because pytest would run a file twice if its folder is listed as well.
     mapfile -t TESTS < <({
         ls tests/core/test_*.py tests/estimators/test_worked_example.py tests/estimators/test_compos*.py \
-            tests/estimators/test_custom_steps.py tests/test_{settings,docs,public_api}.py
+            tests/estimators/test_custom_steps.py tests/test_{settings,docs,docs_generated,language,public_api}.py
         changed 'tests/*test_*.py' | grep -E '(^|/)test_[^/]*\.py$' || true
     } | sort -u)
     # The tests that import verl are excluded, because the import takes seconds.

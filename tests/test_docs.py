@@ -1,10 +1,9 @@
-"""The documents: generated pages are up to date, links lead to files, and the examples of the pages work."""
+"""The documents: every method is documented, links lead to files and headings, and the examples of the pages work."""
 
 import importlib.util
 import re
 import shlex
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,23 +24,6 @@ FOLDERS = ("docs", "recipes", "scripts", "tests")
 TEXTS = {
     path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in (*PAGES.rglob("*.md"), ROOT / "README.md")
 }
-
-
-def test_generated_pages_are_up_to_date():
-    command = [sys.executable, ROOT / "scripts/quality/make_docs.py", "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}\nrun python scripts/quality/make_docs.py"
-
-
-def test_every_setting_of_the_page_has_a_description():
-    page = TEXTS[Path("docs/pages/reference/settings.md")]
-    rows = re.findall(r"^\| `(\w+)` \|(.*)\|(.*)\|$", page, re.MULTILINE)
-    assert len(rows) > 30
-    for name, default, description in rows:
-        assert default.strip(), name
-        assert description.strip().endswith("."), name
-
-
 NAVIGATION = (ROOT / "docs/mkdocs.yml").read_text(encoding="utf-8")
 
 
@@ -89,19 +71,13 @@ def links_of(document: Path) -> list[tuple[str, str]]:
     return [(path, anchor) for path, anchor in links if "://" not in path]
 
 
-def anchors_of(document: Path) -> set[str]:
-    """Return the anchors of the headings of a document, as the site and the usual hosts of repositories name them."""
-    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(document):
     for path, anchor in links_of(document):
         target = document.parent / path if path else document
         assert target.exists(), path
         if anchor:
-            assert anchor in anchors_of(target), f"{path}#{anchor}"
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{path}#{anchor}"
 
 
 SEARCHPATH = 'hydra: {searchpath: ["pkg://verl.trainer.config"]}'

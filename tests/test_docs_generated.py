@@ -97,7 +97,7 @@ def test_pages_do_not_depend_on_verl_or_on_the_width_of_the_terminal():
     command = [sys.executable, "-c", WITHOUT_VERL]
     environment = {**os.environ, "COLUMNS": "40"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\nrun python scripts/quality/make_docs.py"
 
 
 @pytest.mark.parametrize("module", [markdown, methods], ids=lambda module: module.__name__)

@@ -94,7 +94,7 @@ OPTIONS = {
     "Settings": NO_VALUES,
     "ESTIMATORS": NO_VALUES,
 }
-"""Options of mkdocstrings by object. Users make no object of a class without signature by calling the class."""
+"""Options of mkdocstrings by object. The page shows no signature of a class that users do not call themselves."""
 
 
 def blocks() -> Iterator[str]:

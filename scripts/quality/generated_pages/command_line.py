@@ -63,7 +63,7 @@ class Argument(NamedTuple):
 
 
 def blocks() -> Iterator[str]:
-    """Yield the blocks of the page. An argument that an earlier command has as well is only named."""
+    """Yield the blocks of the page. If an earlier command has the same argument, the page only names it."""
     _, parsers = cli.parsers()
     yield INTRODUCTION
     yield EXIT_STATUSES
