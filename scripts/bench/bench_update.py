@@ -12,6 +12,7 @@ verl's time is the fraction of the tokens that are computed, plus 15 percentage 
     python scripts/bench/bench_update.py                                # the quickstart's tiny model, two minutes
     python scripts/bench/bench_update.py --model outputs/real/base --tokens 910 \
         --rollouts outputs/real/gsm8k/runs/gdpo-seed-1/rollouts --steps 16 30
+    python scripts/bench/bench_update.py --shape qwen2.5-1.5b --tokens 16384 --widths 204 160 --shares 0.5    # on a GPU
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ if not torch.cuda.is_available():
     os.environ.update(VERL_PLATFORM="cpu")
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from recipes.quickstart import prepare_data
-from tests.update.verl_actor import FLASH_OF_TORCH, GPU, Actor, random_rows
+from tests.update.verl_actor import FLASH_OF_TORCH, GPU, SHAPES, Actor, random_rows, write_model
 from verl_ext.tools.report.plot import COLORS
 from verl_ext.update import SHARE_MARK, SKIP_MARK, engine
 
@@ -62,7 +62,9 @@ class Times(NamedTuple):
 def main(arguments: list[str] | None = None, actor: Actor | None = None) -> list[Times]:
     """Print a table and return its rows. Without an `actor`, create one from the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="folder of the model (default: the quickstart's model)")
+    models = parser.add_mutually_exclusive_group()
+    models.add_argument("--model", type=Path, help="folder of the model (default: the quickstart's model)")
+    models.add_argument("--shape", choices=SHAPES, help="random weights with the shape of this model, for a GPU")
     parser.add_argument(
         "--tokens", type=int, default=1024, help="maximum number of tokens per micro-batch (default: %(default)s)"
     )
@@ -102,9 +104,8 @@ def main(arguments: list[str] | None = None, actor: Actor | None = None) -> list
         os.environ["DIST_INIT_METHOD"] = f"file://{folder}/group"
         model = options.model
         if model is None:
-            model, tokenizer = Path(folder) / "model", prepare_data.make_tokenizer()
-            prepare_data.make_model(tokenizer, seed=0).save_pretrained(model)
-            tokenizer.save_pretrained(model)
+            model = Path(folder) / "model"
+            write_model(model, options.shape)
         actor = actor or Actor(str(model))
         # Warm up with a whole micro-batch, so that no variant includes the time of the first memory allocation.
         count = max(1, options.tokens // (GROUP * sum(options.widths))) * GROUP

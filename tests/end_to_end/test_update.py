@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
+from tests import fsdp1_on_cpu
 from tests.configs import compose
 from tests.end_to_end import deterministic_order
 from tests.end_to_end.run import FINDS_TESTS
@@ -26,6 +28,7 @@ SEQ_MEAN_TOKEN_MEAN = f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"
 SEQ_SUM_NORM = (f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor=16")
 STATIC_BATCHES = (f"{ACTOR}.use_dynamic_bsz=False", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4")
 TWO_RANKS = "trainer.n_gpus_per_node=2"
+FSDP1 = f"{ACTOR}.strategy=fsdp"
 SAVE_EACH_STEP = "trainer.save_freq=1"
 # The critic is trained, but it has no effect.
 CRITIC = ("critic.enable=True", "critic.model.path=${actor_rollout_ref.model.path}")
@@ -57,6 +60,8 @@ CASES = {
     "share, with a critic": Case((SHARE,), CRITIC),
     "both, 2 ranks": Case((SKIP, SHARE), (TWO_RANKS,)),
     "both, killed": Case((SKIP, SHARE), (SAVE_EACH_STEP,), is_killed=True),
+    "both, FSDP1, killed": Case((SKIP, SHARE), (SAVE_EACH_STEP, FSDP1), is_killed=True),
+    "both, FSDP1, 2 ranks": Case((SKIP, SHARE), (TWO_RANKS, FSDP1)),
     "both, norm, 4 mini-batches, 2 epochs": Case((SKIP, SHARE), (*SEQ_SUM_NORM, FOUR_MINI_BATCHES, TWO_EPOCHS)),
     "both, one response per prompt": Case((SKIP, SHARE), ONE_RESPONSE, one_response=True),
     "both, RayPPOTrainer, gspo": Case((SKIP, SHARE), (RAY_TRAINER, GSPO)),
@@ -67,7 +72,8 @@ CASES = {
 @pytest.fixture
 def train(start, tmp_path):
     """Return a function that trains for 3 steps. It returns the run and the sorted responses by file name."""
-    environment = {"VERL_USE_EXTERNAL_MODULES": deterministic_order.__name__, **FINDS_TESTS}
+    modules = f"{deterministic_order.__name__},{fsdp1_on_cpu.__name__}"
+    environment = {"VERL_USE_EXTERNAL_MODULES": modules, **FINDS_TESTS}
 
     def train(name, *overrides, is_killed=False):
         rollouts = tmp_path / name / "rollouts"
@@ -104,7 +110,8 @@ def weights_of(run):
     parameters = []
     for path in shards:
         for parameter in torch.load(path, weights_only=False).values():
-            parameters.append(parameter.to_local().flatten().double())
+            weights = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            parameters.append(weights.flatten().double())
     return torch.cat(parameters)
 
 

@@ -1,7 +1,7 @@
 """Tasks for verl's own actor in processes of their own, one for each rank.
 
-`run_on_ranks` starts them. `python -m tests.update.rank_tasks RANK RANKS FOLDER TASK CASES` is one rank. A task is a
-function of this file that returns what the test reads.
+`run_on_ranks` starts them. `python -m tests.update.rank_tasks RANK RANKS FOLDER TASK CASES STRATEGY` is one rank. A
+task is a function of this file that returns what the test reads.
 """
 
 import itertools
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
-from tests import fresh
+from tests import fresh, fsdp1_on_cpu  # noqa: F401 - lets FSDP1 train on the CPU
 from tests.update.verl_actor import WIDTHS, Actor, random_rows, remove_from_loss
 from verl_ext.errors import IntegrationError
 from verl_ext.update import SHARE_MARK, SKIP_MARK, split
@@ -50,19 +51,29 @@ class Rank:
     folder: Path
     cases: int
     """The largest number of cases that a task computes."""
+    strategy: str
+    """verl's setting `actor.strategy`."""
 
     @property
     def model(self) -> str:
         return str(self.folder / "model")
 
+    def actor(self, model: str, *overrides: str, sgd: bool = False) -> Actor:
+        """Return the actor of this rank."""
+        actor = Actor(model, f"actor_rollout_ref.actor.strategy={self.strategy}", *overrides, sgd=sgd)
+        assert isinstance(actor.engine.module, FSDPModule) == (self.strategy == "fsdp2")
+        return actor
 
-def run_on_ranks(task: Callable[[Rank], Any], ranks: int, folder: Path, *, cases: int = 1000) -> list[Any]:
+
+def run_on_ranks(
+    task: Callable[[Rank], Any], ranks: int, folder: Path, *, cases: int = 1000, strategy: str = "fsdp2"
+) -> list[Any]:
     """Return the result of each rank. Ranks that do not end in time are killed, and the test fails."""
     environment = {**os.environ, "VERL_PLATFORM": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     logs = [folder / f"log-{rank}.txt" for rank in range(ranks)]
     processes = []
     for rank, log in enumerate(logs):
-        arguments = (__name__, str(rank), str(ranks), str(folder), task.__name__, str(cases))
+        arguments = (__name__, str(rank), str(ranks), str(folder), task.__name__, str(cases), strategy)
         processes.append(fresh.start(*arguments, module=True, environment=environment, out=log, err=log))
     try:
         for process in processes:
@@ -92,7 +103,7 @@ class UpdateCase:
 
 def gradients_of_cases(rank: Rank) -> dict[UpdateCase, Any]:
     """Return the results of an update for a product of losses and batches, by verl's engine and with each setting."""
-    actor = Actor(rank.model, sgd=True)
+    actor = rank.actor(rank.model, sgd=True)
     product = itertools.product(LOSSES, ("vanilla", "gspo"), (True, False), (1, 4), (1, 2))
     cases = [UpdateCase(*values) for values in product]
     stride = max(1, len(cases) // rank.cases)
@@ -105,7 +116,7 @@ def gradients_of_cases(rank: Rank) -> dict[UpdateCase, Any]:
 def twenty_updates(rank: Rank) -> Any:
     """Return the results of 20 updates with AdamW: 4 mini-batches, 5 times."""
     case = UpdateCase("token-mean", "vanilla", dynamic=True, mini_batches=4, epochs=5)
-    return gradients_of_each_way(Actor(rank.model), rank, case, 0)
+    return gradients_of_each_way(rank.actor(rank.model), rank, case, 0)
 
 
 def gradients_of_each_way(actor: Actor, rank: Rank, case: UpdateCase, number: int) -> dict[str, Any]:
@@ -140,7 +151,7 @@ def gradients_of_each_way(actor: Actor, rank: Rank, case: UpdateCase, number: in
 def gradients_of_losses(rank: Rank) -> dict[tuple[str, str], Any]:
     """Return gradients for each supported loss: only rank 0 has advantages, no rank a token in its last prompt."""
     correction = "+actor_rollout_ref.actor.policy_loss.rollout_correction={rollout_is:token}"  # for bypass_mode
-    actor = Actor(rank.model, correction, sgd=True)
+    actor = rank.actor(rank.model, correction, sgd=True)
     rows = 12 * rank.ranks
     entries = {"mini_batch_size": rows, "global_batch_size": rows, "epochs": 1, "use_dynamic_bsz": True}
     gradients = {}
@@ -266,7 +277,7 @@ def results_of_models(rank: Rank) -> dict[str, Any]:
     """Return for each model the gradients of an update and the results of a pass, or the error."""
     results: dict[str, Any] = {}
     for name, (model, overrides) in model_layouts().items():
-        actor = Actor(write_model(rank.folder, name, model), *overrides, sgd=True)
+        actor = rank.actor(write_model(rank.folder, name, model), *overrides, sgd=True)
         results[name] = {}
         for way in ("verl", "control", "share"):
             marks = MARKS[way]
@@ -283,15 +294,15 @@ def results_of_models(rank: Rank) -> dict[str, Any]:
     return results
 
 
-def count_plans(rank: Rank) -> dict[str, Any]:
-    """Count what an update of two layers with gradient checkpointing computes, and read its checkpoint."""
+def count_plans(rank: Rank) -> dict[str, int]:
+    """Count what an update of two layers with gradient checkpointing computes."""
     from transformers import AttentionInterface
     from verl.workers.engine.fsdp import transformer_impl
 
     from verl_ext.update import pack
 
     model, overrides = model_layouts()["checkpointed"]
-    actor = Actor(write_model(rank.folder, "plans", model), *overrides)
+    actor = rank.actor(write_model(rank.folder, "plans", model), *overrides)
     first, second = (random_rows(COUNT, [True] * COUNT, seed=7, nested=True, group=5) for _ in range(2))
     actor.timed(first, {}, SHARE_MARK, **ONE_UPDATE, max_token_len_per_gpu=128)  # checks the first pass
 
@@ -318,21 +329,29 @@ def count_plans(rank: Rank) -> dict[str, Any]:
     pack.pack = record_pack
     transformer_impl.prepare_micro_batches = prepare
     actor.timed(second, {}, SHARE_MARK, **ONE_UPDATE, max_token_len_per_gpu=128)
-    actor.worker.save_checkpoint(str(rank.folder / "checkpoint"))
     return {
         "micro_batches": len(micro_batches),
         "plans": len(plans_made),
         "calls_of_layers": len(keys_seen_by_layers),
         "different_plans_seen": len({id(keys) for keys in keys_seen_by_layers}),
-        "config": json.loads((rank.folder / "checkpoint/huggingface/config.json").read_text()),
     }
+
+
+def config_of_checkpoint(rank: Rank) -> dict[str, Any]:
+    """Return the configuration of the model in a checkpoint that is saved after an update with `share_prompts`."""
+    actor = rank.actor(rank.model)
+    data = random_rows(COUNT, [True] * COUNT, seed=7, nested=True, group=5)
+    actor.timed(data, {}, SHARE_MARK, **ONE_UPDATE, max_token_len_per_gpu=128)
+    actor.worker.save_checkpoint(str(rank.folder / "checkpoint"))
+    config: dict[str, Any] = json.loads((rank.folder / "checkpoint/huggingface/config.json").read_text())
+    return config
 
 
 def error_of_wrong_attention(rank: Rank) -> str:
     """Return the error of each rank if the attention of the last rank is wrong for one token in a hundred."""
     from verl_ext.update import pack
 
-    actor = Actor(rank.model)
+    actor = rank.actor(rank.model)
     original = pack.scaled_dot_product_attention
     number_of_response = itertools.count()
 
@@ -355,10 +374,10 @@ def error_of_wrong_attention(rank: Rank) -> str:
 def main() -> None:
     """Run one rank of a task, and write its result."""
     torch.set_num_threads(1)  # the ranks share the cores
-    number, ranks, folder, task, cases = sys.argv[1:]
+    number, ranks, folder, task, cases, strategy = sys.argv[1:]
     os.environ.update(RANK=number, WORLD_SIZE=ranks, MASTER_ADDR="", MASTER_PORT="0")
     os.environ["DIST_INIT_METHOD"] = f"file://{folder}/{task}-{ranks}"
-    result = globals()[task](Rank(int(number), int(ranks), Path(folder), int(cases)))
+    result = globals()[task](Rank(int(number), int(ranks), Path(folder), int(cases), strategy))
     torch.save(result, Path(folder) / f"{task}-{number}.pt")
 
 

@@ -8,41 +8,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.quickstart import prepare_data
 from tests.update import verl_actor
 from verl_ext.update import SHARE_MARK, SKIP_MARK, engine, pack
 from verl_ext.update.engine import log_probs
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts/bench"))
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not verl_actor.GPU, reason="there is no GPU")]
-QWEN = {
-    "vocab_size": 151936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-}
-"""The shape of Qwen2.5-0.5B; its weights are drawn."""
 COUNT = 32
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder, tokenizer = tmp_path_factory.mktemp("gpu") / "model", prepare_data.make_tokenizer()
-    with torch.device("cuda"):
-        made = prepare_data.make_model(tokenizer, **QWEN, initializer_range=0.02).to(torch.bfloat16)
-    made.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("gpu") / "model"
+    verl_actor.write_model(folder, "qwen2.5-0.5b")
     return folder
 
 
-@pytest.fixture(scope="module")
-def actor(model):
+@pytest.fixture(scope="module", params=["fsdp2", "fsdp"])
+def actor(model, request):
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="", MASTER_PORT="0")
     os.environ["DIST_INIT_METHOD"] = f"file://{model.parent}/group"
-    return verl_actor.Actor(str(model), sgd=True)  # Adam's step needs more memory than any way
+    strategy = f"actor_rollout_ref.actor.strategy={request.param}"
+    return verl_actor.Actor(str(model), strategy, sgd=True)  # Adam's step needs more memory than any way
 
 
 def batch(seed):
@@ -105,6 +92,7 @@ def test_gradients_differ_from_verl_no_more_than_other_micro_batches(actor, caps
     assert max(distances.values()) <= 2 * distances["smaller"] < 0.1
 
 
+@pytest.mark.parametrize("actor", ["fsdp2"], indirect=True)
 def test_each_setting_makes_the_update_faster(actor, capsys):
     """In turns, with one function of log-probabilities; `plain` is verl without flash-attn."""
     import bench_update

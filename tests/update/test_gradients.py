@@ -1,4 +1,4 @@
-"""verl's own FSDP2 engine on one and two ranks: with each setting, gradients are those of verl to rounding."""
+"""verl's own FSDP engine on one and two ranks: with each setting, gradients are those of verl to rounding."""
 
 import pytest
 import torch
@@ -8,6 +8,8 @@ from tests.update import verl_actor
 
 SLOW = pytest.mark.slow
 WAYS = tasks.MARKS.keys()
+STRATEGIES = pytest.mark.parametrize("strategy", ["fsdp2", "fsdp"])
+"""Values of verl's setting `actor.strategy`; `fsdp` is its default."""
 
 
 def difference(values, reference):
@@ -15,15 +17,16 @@ def difference(values, reference):
     return float((values - reference).norm() / reference.norm())
 
 
+@STRATEGIES
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("count", [3, pytest.param(48, marks=SLOW, id="all")])
-def test_gradients_of_each_setting_are_those_of_verl(folder, ranks, count, record_property):
+def test_gradients_of_each_setting_are_those_of_verl(folder, strategy, ranks, count, record_property):
     """No difference is more than twice the largest of the control, which is verl's own engine.
 
     The control has other micro-batches and another function of attention, because other micro-batches alone leave
     most sums the same.
     """
-    results = tasks.run_on_ranks(tasks.gradients_of_cases, ranks, folder, cases=count)
+    results = tasks.run_on_ranks(tasks.gradients_of_cases, ranks, folder, cases=count, strategy=strategy)
     cases = [case for results_of_rank in results for case in results_of_rank.values()]
     assert len(cases) >= ranks * count
     largest = dict.fromkeys(WAYS, 0.0)
@@ -51,9 +54,10 @@ def assert_metrics_of_way(way, trained):
 
 
 @SLOW
+@STRATEGIES
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_twenty_updates_with_adamw_end_at_the_weights_of_verl(folder, ranks, record_property):
-    for results in tasks.run_on_ranks(tasks.twenty_updates, ranks, folder):
+def test_twenty_updates_with_adamw_end_at_the_weights_of_verl(folder, strategy, ranks, record_property):
+    for results in tasks.run_on_ranks(tasks.twenty_updates, ranks, folder, strategy=strategy):
         assert len(results["verl"]["gradients"]) == 20
         for name in ("gradients", "weights"):
             errors = {way: difference(results[way][name], results["verl"][name]) for way in WAYS}
@@ -68,9 +72,10 @@ def test_each_loss_supports_a_rank_without_advantages_and_a_prompt_without_token
             assert difference(found, gradients[loss, "verl"]) < 1e-5, (loss, way)
 
 
-def test_share_prompts_gives_the_results_of_verl_for_each_model(folder, record_property):
+@STRATEGIES
+def test_share_prompts_gives_the_results_of_verl_for_each_model(folder, strategy, record_property):
     """Gradients of an update, and log-probabilities and entropies of a pass at their tokens."""
-    [results] = tasks.run_on_ranks(tasks.results_of_models, 1, folder)
+    [results] = tasks.run_on_ranks(tasks.results_of_models, 1, folder, strategy=strategy)
     unsupported = results.pop("window")
     assert "sliding_window" in unsupported["share"]
     for model, ways in results.items():
@@ -87,16 +92,21 @@ def test_first_pass_finds_wrong_attention_of_one_rank_and_ends_all_ranks(folder)
     assert all("share_prompts" in error for error in errors)
 
 
-def test_micro_batch_is_packed_once_although_layers_are_computed_twice(folder):
-    [counts] = tasks.run_on_ranks(tasks.count_plans, 1, folder)
+@STRATEGIES
+def test_micro_batch_is_packed_once_although_layers_are_computed_twice(folder, strategy):
+    [counts] = tasks.run_on_ranks(tasks.count_plans, 1, folder, strategy=strategy)
     assert counts["micro_batches"] > 1
     calls_per_micro_batch = 2 * 2  # two layers; gradient checkpointing computes them again
     assert counts["calls_of_layers"] == calls_per_micro_batch * counts["micro_batches"]
     assert counts["plans"] == counts["micro_batches"]
     assert counts["different_plans_seen"] == counts["micro_batches"]
-    # The checkpoint of the model can be loaded without verl_ext.
-    assert counts["config"]["model_type"] == "qwen3"
-    assert "verl_ext" not in str(counts["config"])
+
+
+@STRATEGIES
+def test_checkpoint_can_be_loaded_without_verl_ext(folder, strategy):
+    [config] = tasks.run_on_ranks(tasks.config_of_checkpoint, 1, folder, strategy=strategy)
+    assert config["model_type"] == "qwen2"
+    assert "verl_ext" not in str(config)
 
 
 def test_verl_accepts_the_configuration_of_the_gpu_tests():

@@ -3,11 +3,14 @@
 import time
 from collections.abc import Iterable
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface
 
+from recipes.quickstart import prepare_data
 from verl_ext.cpu.patches import pad_without_flash_attn
 from verl_ext.update.split import read_lengths
 
@@ -25,6 +28,24 @@ ON_GPU = (
 WIDTHS = (12, 24)
 """The largest numbers of tokens of a prompt and of a response."""
 VOCABULARY = range(3, 100)
+SHAPES = {
+    "qwen2.5-0.5b": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+    "qwen2.5-1.5b": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+    },
+}
+"""The sizes of published models, for models with random weights."""
+OF_EACH_SHAPE = {"vocab_size": 151936, "max_position_embeddings": 4096, "initializer_range": 0.02}
 
 
 @lru_cache(maxsize=1)
@@ -62,6 +83,18 @@ def configuration(model: str, *overrides: str, gpu: bool = GPU) -> Any:
         "actor_rollout_ref.rollout.max_num_seqs=1",
         *overrides,
     ).actor_rollout_ref
+
+
+def write_model(folder: Path, shape: str | None = None) -> None:
+    """Write a model with random weights of a shape in bf16, or the model of the quickstart, and its tokenizer."""
+    tokenizer = prepare_data.make_tokenizer()
+    if shape is None:
+        model = prepare_data.make_model(tokenizer)
+    else:
+        with torch.device("cuda" if GPU else "cpu"):
+            model = prepare_data.make_model(tokenizer, **SHAPES[shape], **OF_EACH_SHAPE).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 class Actor:
@@ -159,9 +192,10 @@ def clock() -> float:
     return time.perf_counter()
 
 
-def gather(shards: Iterable[Any]) -> torch.Tensor:
-    """Return the values of all ranks in one vector."""
-    return torch.cat([shard.full_tensor().flatten().cpu() for shard in shards])
+def gather(parameters: Iterable[Any]) -> torch.Tensor:
+    """Return the values in one vector: those of all ranks with FSDP2, and those of this rank with FSDP1."""
+    tensors = [value.full_tensor() if isinstance(value, DTensor) else value for value in parameters]
+    return torch.cat([tensor.flatten().cpu() for tensor in tensors])
 
 
 def random_rows(count, has_advantage, *, seed, nested, widths=WIDTHS, lengths=None, group=1) -> Any:
