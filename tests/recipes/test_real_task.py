@@ -4,23 +4,25 @@ import doctest
 import importlib
 import json
 import re
-import statistics
 import subprocess
 import sys
 import zipfile
 from itertools import chain
 
+import pandas as pd
 import pyarrow.parquet
 import pytest
 
 from recipes.common.data import parser, prepare
-from tests.recipes.launchers import RECIPES
+from tests.recipes.launchers import RECIPES, environment
+from verl_ext.cli import main
 from verl_ext.rewards.tool_calling import check_ground_truth
 
 SCRIPTS = RECIPES.parent / "scripts/evidence"
 RESULTS = RECIPES.parent / "docs/pages/results.md"
 sys.path.insert(0, str(SCRIPTS))
-MODULES = {name: importlib.import_module(name) for name in ("real.cold_start", "real.data", "real.tools", "real_tools")}
+NAMES = ("real.cold_start", "real.data", "real.tools", "real_tools", "paired_runs")
+MODULES = {name: importlib.import_module(name) for name in NAMES}
 sys.path.remove(str(SCRIPTS))
 
 
@@ -140,10 +142,12 @@ def test_results_page_has_the_intervals_of_the_stored_runs(table_of_differences)
         assert f"{mean} [{low}, {high}]" in table_of_differences
 
 
-def mean_of_first_steps(config, seed, key):
-    """Return the mean of a reward over the first 15 steps of a stored run on a GPU."""
-    lines = (SCRIPTS / f"h200/{config}-{seed}.jsonl").read_text().splitlines()
-    return statistics.mean(json.loads(line)["data"][f"reward/{key}/mean"] for line in lines[:15])
+def differences_on_a_gpu(steps):
+    """Return the seeds of the pairs of stored runs on a GPU, the differences by reward, and what was left out."""
+    paired_runs = MODULES["paired_runs"]
+    one, notes = paired_runs.runs_of(SCRIPTS / "h200", "gdpo", 1, steps)
+    other, _ = paired_runs.runs_of(SCRIPTS / "h200", "grpo", 1, steps)
+    return *paired_runs.differences(one, other), notes
 
 
 @pytest.mark.parametrize(
@@ -154,8 +158,63 @@ def test_pages_have_the_differences_of_the_stored_runs_on_a_gpu(key, sentence):
     for path in (SCRIPTS / "gpu_h200.md", RESULTS):
         assert sentence in path.read_text().replace("\n", " ")
     smallest, largest = [float(number) for number in re.findall(r"[-+]?\d+\.\d+", sentence)]
-    differences = []
-    for seed in (1, 2, 4):
-        differences.append(mean_of_first_steps("gdpo", seed, key) - mean_of_first_steps("grpo", seed, key))
-    assert min(differences) == pytest.approx(smallest, abs=5e-4)
-    assert max(differences) == pytest.approx(largest, abs=5e-4)
+    seeds, differences, _ = differences_on_a_gpu(15)
+    assert seeds == [1, 2, 4]
+    assert min(differences[key]) == pytest.approx(smallest, abs=5e-4)
+    assert max(differences[key]) == pytest.approx(largest, abs=5e-4)
+
+
+def test_runs_with_missing_steps_are_named_and_left_out():
+    seeds, _, notes = differences_on_a_gpu(16)
+    assert seeds == [4]
+    named = [re.search(r"gdpo-\d", note)[0] for note in notes]
+    assert named == ["gdpo-1", "gdpo-2", "gdpo-3"]
+
+
+def test_run_that_ended_before_its_first_step_is_named_and_left_out(tmp_path):
+    (tmp_path / "gdpo-7").mkdir()
+    complete, [note] = MODULES["paired_runs"].runs_of(tmp_path, "gdpo", 1, 30)
+    assert complete == {}
+    assert "gdpo-7" in note
+
+
+def test_pairs_of_the_stored_runs_have_the_intervals_of_the_page(tmp_path, table_of_differences):
+    """The metrics that verl logged are those of the stored responses."""
+    for seed in range(5, 13):
+        for config in ("gdpo", "grpo"):
+            MODULES["real_tools"].extract(f"eight-{config}-{seed}", tmp_path / f"{config}-{seed}")
+    command = [sys.executable, str(SCRIPTS / "paired_runs.py"), str(tmp_path), "gdpo", "grpo", "--steps", "1", "30"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    intervals = re.findall(r"[-+]\d\.\d+ \[[^]]+\]", printed)
+    assert len(intervals) == 2
+    for interval in intervals:
+        assert interval in table_of_differences
+
+
+def test_metrics_of_the_validation_are_those_of_the_last_step():
+    paired_runs = MODULES["paired_runs"]
+    accuracy, greedy = "val-core/tools/acc/mean@1", "val-aux/tools/format/mean@1"
+    table = pd.DataFrame(
+        {"reward/format/mean": [0.0, 0.5, 1.0], accuracy: [0.1, None, 0.3], greedy: [0.2, None, None]}, index=[1, 2, 3]
+    )
+    assert paired_runs.results(table, 2, 3) == {"format": 0.75, accuracy: 0.3}
+
+
+def test_configs_without_a_common_seed_are_an_error(tmp_path):
+    command = [sys.executable, str(SCRIPTS / "paired_runs.py"), str(tmp_path), "gdpo", "grpo"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert str(tmp_path) in ended.stderr
+
+
+@pytest.mark.parametrize("config", ["gdpo", "grpo-clean"])
+def test_training_on_a_gpu_passes_the_check(config, tmp_path):
+    """A program in the place of Python records the arguments of verl."""
+    recorder = tmp_path / "python"
+    recorder.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    recorder.chmod(0o755)
+    variables = environment(PYTHON=str(recorder), TASK_DIR=str(tmp_path), OUTPUT_DIR=str(tmp_path / "run"))
+    command = [str(SCRIPTS / "train_on_gpu.sh"), config, "21", "actor_rollout_ref.rollout.enforce_eager=False"]
+    printed = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+    _, arguments = printed.split("verl.trainer.main_ppo\n")
+    assert main(["check", *arguments.splitlines()]) == 0
