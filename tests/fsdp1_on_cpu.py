@@ -1,7 +1,7 @@
 """Let FSDP1, verl's default, train on the CPU, where torch, verl and verl_ext do not accept it.
 
-Importing this module is enough. A whole run imports it by `VERL_USE_EXTERNAL_MODULES`. FSDP1 itself stays as it is:
-it wraps, shards and reduces with gloo.
+Importing this module is enough. A whole run imports it by `VERL_USE_EXTERNAL_MODULES`. FSDP1 itself stays as it is.
+It wraps the layers on one rank, and also shards and reduces with gloo on two.
 """
 
 from verl_ext.hooks import after_import, wrap

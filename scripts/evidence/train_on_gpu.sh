@@ -5,8 +5,8 @@
 #   scripts/evidence/train_on_gpu.sh grpo-clean 21
 #
 # Variables: TASK_DIR, the folder of make_real_task.py (default: outputs/real/tools-scarce-4); OUTPUT_DIR (default:
-# TASK_DIR/gpu/CONFIG-SEED); STEPS (default: 30). The test entries are answered after the last step. CUDA graphs are off
-# (enforce_eager), as in the runs of gpu_h200.md.
+# TASK_DIR/gpu/CONFIG-SEED); STEPS (default: 30). Relative folders are those in the repository. No checkpoint is saved.
+# The test entries are answered after the last step. CUDA graphs are off (enforce_eager), as in the runs of gpu_h200.md.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -19,10 +19,11 @@ shift 2
 steps=${STEPS:-30}
 unset STEPS
 TASK_DIR=$(realpath -m "${TASK_DIR:-outputs/real/tools-scarce-4}")
-export OUTPUT_DIR=${OUTPUT_DIR:-$TASK_DIR/gpu/$config-$seed}
+OUTPUT_DIR=$(realpath -m "${OUTPUT_DIR:-$TASK_DIR/gpu/$config-$seed}")
+export OUTPUT_DIR
 actor=actor_rollout_ref.actor rollout=actor_rollout_ref.rollout model=actor_rollout_ref.model
 
-# The settings for runs without flash-attn. With them, verl computes a prompt once for its 8 responses.
+# The settings for runs without flash-attn. verl_ext then computes a prompt once for its 8 responses.
 packed=(
   ++$model.override_config.attn_implementation=sdpa
   $model.use_remove_padding=False

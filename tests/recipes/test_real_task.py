@@ -9,7 +9,6 @@ import sys
 import zipfile
 from itertools import chain
 
-import pandas as pd
 import pyarrow.parquet
 import pytest
 
@@ -143,11 +142,11 @@ def test_results_page_has_the_intervals_of_the_stored_runs(table_of_differences)
 
 
 def differences_on_a_gpu(steps):
-    """Return the seeds of the pairs of stored runs on a GPU, the differences by reward, and what was left out."""
+    """Return the seeds of the pairs of stored runs on a GPU, and the differences by reward."""
     paired_runs = MODULES["paired_runs"]
-    one, notes = paired_runs.runs_of(SCRIPTS / "h200", "gdpo", 1, steps)
-    other, _ = paired_runs.runs_of(SCRIPTS / "h200", "grpo", 1, steps)
-    return *paired_runs.differences(one, other), notes
+    one, _ = paired_runs.complete_runs(SCRIPTS / "h200", "gdpo", 1, steps)
+    other, _ = paired_runs.complete_runs(SCRIPTS / "h200", "grpo", 1, steps)
+    return paired_runs.differences(one, other)
 
 
 @pytest.mark.parametrize(
@@ -158,24 +157,91 @@ def test_pages_have_the_differences_of_the_stored_runs_on_a_gpu(key, sentence):
     for path in (SCRIPTS / "gpu_h200.md", RESULTS):
         assert sentence in path.read_text().replace("\n", " ")
     smallest, largest = [float(number) for number in re.findall(r"[-+]?\d+\.\d+", sentence)]
-    seeds, differences, _ = differences_on_a_gpu(15)
+    seeds, differences = differences_on_a_gpu(15)
     assert seeds == [1, 2, 4]
     assert min(differences[key]) == pytest.approx(smallest, abs=5e-4)
     assert max(differences[key]) == pytest.approx(largest, abs=5e-4)
 
 
-def test_runs_with_missing_steps_are_named_and_left_out():
-    seeds, _, notes = differences_on_a_gpu(16)
-    assert seeds == [4]
-    named = [re.search(r"gdpo-\d", note)[0] for note in notes]
-    assert named == ["gdpo-1", "gdpo-2", "gdpo-3"]
+def print_differences(*arguments):
+    """Return the exit status, the output and the errors of `paired_runs.py`."""
+    command = [sys.executable, str(SCRIPTS / "paired_runs.py"), *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return ended.returncode, ended.stdout, ended.stderr
 
 
-def test_run_that_ended_before_its_first_step_is_named_and_left_out(tmp_path):
-    (tmp_path / "gdpo-7").mkdir()
-    complete, [note] = MODULES["paired_runs"].runs_of(tmp_path, "gdpo", 1, 30)
+def notes_in(printed):
+    """Return the first word of each note: the run, the seed's word, or the metric."""
+    return [line.split()[1] for line in printed.splitlines() if line.startswith("note: ")]
+
+
+def test_runs_without_all_steps_and_seeds_without_a_pair_are_named():
+    """Only gdpo logs the reward `score`."""
+    status, printed, _ = print_differences(SCRIPTS / "h200", "gdpo", "grpo", "--steps", 1, 16)
+    assert status == 0
+    incomplete = ["gdpo-1.jsonl", "gdpo-2.jsonl", "gdpo-3.jsonl", "grpo-1.jsonl", "grpo-2.jsonl"]
+    assert notes_in(printed) == [*incomplete, "score"]
+    _, printed, _ = print_differences(SCRIPTS / "h200", "gdpo", "grpo", "--steps", 1, 13)
+    assert notes_in(printed) == ["Seed", "score"]
+    assert "Seed 3 " in printed
+
+
+def write_run(folder, name, rewards, validation=()):
+    """Write the log of a run with one reward at each step, and metrics of the validation at the last step."""
+    lines = [{"step": step, "data": {"reward/format/mean": value}} for step, value in enumerate(rewards, start=1)]
+    lines[-1]["data"] |= dict(validation)
+    (folder / name).mkdir()
+    write_lines(folder / name / "metrics.jsonl", lines)
+
+
+GREEDY = "val-aux/tools/format/mean@1"
+
+
+def test_reward_is_averaged_and_validation_is_that_of_the_last_step(tmp_path):
+    write_run(tmp_path, "gdpo-1", [0.0, 0.5, 1.0], {GREEDY: 0.75})
+    write_run(tmp_path, "grpo-1", [0.0, 0.25, 0.25], {GREEDY: 0.5})
+    complete, _ = MODULES["paired_runs"].complete_runs(tmp_path, "gdpo", 2, 3)
+    assert complete == {1: {"format": 0.75, GREEDY: 0.75}}
+    status, printed, _ = print_differences(tmp_path, "gdpo", "grpo", "--steps", 2, 3)
+    assert status == 0
+    assert "| format | +0.500 |" in printed
+    assert f"| {GREEDY} | +0.250 |" in printed
+
+
+def test_metric_that_a_run_lacks_is_named_and_left_out(tmp_path):
+    write_run(tmp_path, "gdpo-1", [1.0], {GREEDY: 0.75})
+    write_run(tmp_path, "grpo-1", [0.5])
+    _, printed, _ = print_differences(tmp_path, "gdpo", "grpo", "--steps", 1, 1)
+    assert notes_in(printed) == [GREEDY]
+    assert "| format | +0.500 |" in printed
+
+
+def test_step_without_a_reward_makes_a_run_incomplete(tmp_path):
+    write_run(tmp_path, "gdpo-1", [1.0, None, 1.0])
+    complete, [note] = MODULES["paired_runs"].complete_runs(tmp_path, "gdpo", 1, 3)
     assert complete == {}
-    assert "gdpo-7" in note
+    assert "gdpo-1" in note
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("missing", "gdpo", "grpo"), 2),
+        (("runs", "gdpo", "grpo", "--steps", "3", "1"), 2),
+        (("runs", "gdpo", "grpo-clean"), 1),
+        (("runs", "gdpo", "grpo"), 1),
+        (("runs", "twice", "gdpo"), 1),
+    ],
+    ids=["no folder", "steps reversed", "no such config", "no common seed", "two runs of a seed"],
+)
+def test_mistake_is_an_error(arguments, status, tmp_path):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    for name in ("gdpo-1", "grpo-2", "twice-1", "twice-01"):
+        write_run(runs, name, [1.0] * 30)
+    found, _, errors = print_differences(tmp_path / arguments[0], *arguments[1:])
+    assert found == status
+    assert "Traceback" not in errors
 
 
 def test_pairs_of_the_stored_runs_have_the_intervals_of_the_page(tmp_path, table_of_differences):
@@ -183,28 +249,11 @@ def test_pairs_of_the_stored_runs_have_the_intervals_of_the_page(tmp_path, table
     for seed in range(5, 13):
         for config in ("gdpo", "grpo"):
             MODULES["real_tools"].extract(f"eight-{config}-{seed}", tmp_path / f"{config}-{seed}")
-    command = [sys.executable, str(SCRIPTS / "paired_runs.py"), str(tmp_path), "gdpo", "grpo", "--steps", "1", "30"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    _, printed, _ = print_differences(tmp_path, "gdpo", "grpo", "--steps", 1, 30)
     intervals = re.findall(r"[-+]\d\.\d+ \[[^]]+\]", printed)
     assert len(intervals) == 2
     for interval in intervals:
         assert interval in table_of_differences
-
-
-def test_metrics_of_the_validation_are_those_of_the_last_step():
-    paired_runs = MODULES["paired_runs"]
-    accuracy, greedy = "val-core/tools/acc/mean@1", "val-aux/tools/format/mean@1"
-    table = pd.DataFrame(
-        {"reward/format/mean": [0.0, 0.5, 1.0], accuracy: [0.1, None, 0.3], greedy: [0.2, None, None]}, index=[1, 2, 3]
-    )
-    assert paired_runs.results(table, 2, 3) == {"format": 0.75, accuracy: 0.3}
-
-
-def test_configs_without_a_common_seed_are_an_error(tmp_path):
-    command = [sys.executable, str(SCRIPTS / "paired_runs.py"), str(tmp_path), "gdpo", "grpo"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert str(tmp_path) in ended.stderr
 
 
 @pytest.mark.parametrize("config", ["gdpo", "grpo-clean"])

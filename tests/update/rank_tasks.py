@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
 
-from tests import fresh, fsdp1_on_cpu  # noqa: F401 - lets FSDP1 train on the CPU
+from tests import fresh
 from tests.update.verl_actor import WIDTHS, Actor, random_rows, remove_from_loss
 from verl_ext.errors import IntegrationError
 from verl_ext.update import SHARE_MARK, SKIP_MARK, split
@@ -61,7 +61,13 @@ class Rank:
     def actor(self, model: str, *overrides: str, sgd: bool = False) -> Actor:
         """Return the actor of this rank."""
         actor = Actor(model, f"actor_rollout_ref.actor.strategy={self.strategy}", *overrides, sgd=sgd)
-        assert isinstance(actor.engine.module, FSDPModule) == (self.strategy == "fsdp2")
+        module = actor.engine.module
+        if self.strategy == "fsdp2":
+            assert isinstance(module, FSDPModule)
+        else:
+            assert isinstance(module, FullyShardedDataParallel)
+            is_sharded = module.sharding_strategy is ShardingStrategy.FULL_SHARD
+            assert is_sharded == (self.ranks > 1)  # torch does not shard on one rank
         return actor
 
 
@@ -377,6 +383,8 @@ def main() -> None:
     number, ranks, folder, task, cases, strategy = sys.argv[1:]
     os.environ.update(RANK=number, WORLD_SIZE=ranks, MASTER_ADDR="", MASTER_PORT="0")
     os.environ["DIST_INIT_METHOD"] = f"file://{folder}/{task}-{ranks}"
+    if strategy == "fsdp":
+        import tests.fsdp1_on_cpu  # noqa: F401 - lets FSDP1 train on the CPU
     result = globals()[task](Rank(int(number), int(ranks), Path(folder), int(cases), strategy))
     torch.save(result, Path(folder) / f"{task}-{number}.pt")
 

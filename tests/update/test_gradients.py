@@ -65,9 +65,10 @@ def test_twenty_updates_with_adamw_end_at_the_weights_of_verl(folder, strategy, 
             assert max(errors.values()) <= 2 * errors["control"] < 1e-4
 
 
-def test_each_loss_supports_a_rank_without_advantages_and_a_prompt_without_tokens(folder):
+@STRATEGIES
+def test_each_loss_supports_a_rank_without_advantages_and_a_prompt_without_tokens(folder, strategy):
     """verl's bypass_mode raises for a micro-batch without a token, and the other ranks would wait for it forever."""
-    for gradients in tasks.run_on_ranks(tasks.gradients_of_losses, 2, folder):
+    for gradients in tasks.run_on_ranks(tasks.gradients_of_losses, 2, folder, strategy=strategy):
         for (loss, way), found in gradients.items():
             assert difference(found, gradients[loss, "verl"]) < 1e-5, (loss, way)
 
@@ -87,8 +88,9 @@ def test_share_prompts_gives_the_results_of_verl_for_each_model(folder, strategy
             torch.testing.assert_close(ways["share"][kind], usual[kind], atol=2e-6, rtol=0)
 
 
-def test_first_pass_finds_wrong_attention_of_one_rank_and_ends_all_ranks(folder):
-    errors = tasks.run_on_ranks(tasks.error_of_wrong_attention, 2, folder)
+@STRATEGIES
+def test_first_pass_finds_wrong_attention_of_one_rank_and_ends_all_ranks(folder, strategy):
+    errors = tasks.run_on_ranks(tasks.error_of_wrong_attention, 2, folder, strategy=strategy)
     assert all("share_prompts" in error for error in errors)
 
 

@@ -1,4 +1,4 @@
-"""verl's own actor without Ray (its FSDP2 engine, on the CPU or on a GPU), and random rows for its update."""
+"""verl's own actor without Ray (its FSDP engine, on the CPU or on a GPU), and random rows for its update."""
 
 import time
 from collections.abc import Iterable
@@ -169,7 +169,11 @@ class Actor:
         return seconds, dict(tu.get(output, "metrics"))
 
     def infer(self, data: Any, *marks: str, **entries: Any) -> dict[str, list[torch.Tensor]]:
-        """Return the log-probabilities and the entropies of the response tokens of each row."""
+        """Return the log-probabilities and the entropies of the response tokens of each row.
+
+        With FSDP1 on two ranks, the root of the model stays unsharded after this pass. The next `train` or `timed`
+        would not begin with the initial weights.
+        """
         from verl.utils import tensordict_utils as tu
 
         defaults = {"temperature": 0.7, "calculate_entropy": True, "compute_loss": False, "use_dynamic_bsz": True}
