@@ -36,7 +36,7 @@ if not torch.cuda.is_available():
     os.environ.update(VERL_PLATFORM="cpu")
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.update.verl_actor import FLASH_OF_TORCH, GPU, SHAPES, Actor, random_rows, write_model
+from tests.update.verl_actor import FLASH_OF_TORCH, GPU, SHAPES, Actor, random_rows, write_random_model
 from verl_ext.tools.report.plot import COLORS
 from verl_ext.update import SHARE_MARK, SKIP_MARK, engine
 
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None, actor: Actor | None = None) -> list
         model = options.model
         if model is None:
             model = Path(folder) / "model"
-            write_model(model, options.shape)
+            write_random_model(model, options.shape)
         actor = actor or Actor(str(model))
         # Warm up with a whole micro-batch, so that no variant includes the time of the first memory allocation.
         count = max(1, options.tokens // (GROUP * sum(options.widths))) * GROUP

@@ -20,7 +20,7 @@ COUNT = 32
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpu") / "model"
-    verl_actor.write_model(folder, "qwen2.5-0.5b")
+    verl_actor.write_random_model(folder, "qwen2.5-0.5b")
     return folder
 
 

@@ -85,7 +85,7 @@ def configuration(model: str, *overrides: str, gpu: bool = GPU) -> Any:
     ).actor_rollout_ref
 
 
-def write_model(folder: Path, shape: str | None = None) -> None:
+def write_random_model(folder: Path, shape: str | None = None) -> None:
     """Write a model with random weights of a shape in bf16, or the model of the quickstart, and its tokenizer."""
     tokenizer = prepare_data.make_tokenizer()
     if shape is None:
