@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from tests import fsdp1_on_cpu
 from tests.configs import compose
 from tests.end_to_end import deterministic_order
 from tests.end_to_end.run import FINDS_TESTS
@@ -28,8 +29,6 @@ SEQ_SUM_NORM = (f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"{ACTOR}.loss
 STATIC_BATCHES = (f"{ACTOR}.use_dynamic_bsz=False", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4")
 TWO_RANKS = "trainer.n_gpus_per_node=2"
 FSDP1 = f"{ACTOR}.strategy=fsdp"
-FSDP1_ON_CPU = "tests.fsdp1_on_cpu"
-"""The module that lets FSDP1 train on the CPU. It is not imported here, because it would change this process."""
 SAVE_EACH_STEP = "trainer.save_freq=1"
 # The critic is trained, but it has no effect.
 CRITIC = ("critic.enable=True", "critic.model.path=${actor_rollout_ref.model.path}")
@@ -76,7 +75,7 @@ def train(start, tmp_path):
     def train(name, *overrides, is_killed=False):
         modules = [deterministic_order.__name__]
         if FSDP1 in overrides:
-            modules.append(FSDP1_ON_CPU)
+            modules.append(fsdp1_on_cpu.__name__)
         environment = {"VERL_USE_EXTERNAL_MODULES": ",".join(modules), **FINDS_TESTS}
         rollouts = tmp_path / name / "rollouts"
         all_overrides = (

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
 
-from tests import fresh
+from tests import fresh, fsdp1_on_cpu
 from tests.update.verl_actor import WIDTHS, Actor, random_rows, remove_from_loss
 from verl_ext.errors import IntegrationError
 from verl_ext.update import SHARE_MARK, SKIP_MARK, split
@@ -384,7 +384,7 @@ def main() -> None:
     os.environ.update(RANK=number, WORLD_SIZE=ranks, MASTER_ADDR="", MASTER_PORT="0")
     os.environ["DIST_INIT_METHOD"] = f"file://{folder}/{task}-{ranks}"
     if strategy == "fsdp":
-        import tests.fsdp1_on_cpu  # noqa: F401 - lets FSDP1 train on the CPU
+        fsdp1_on_cpu.allow()
     result = globals()[task](Rank(int(number), int(ranks), Path(folder), int(cases), strategy))
     torch.save(result, Path(folder) / f"{task}-{number}.pt")
 
